@@ -1,0 +1,161 @@
+"""The run config: flat kebab-case keys, read once into frozen dataclasses that validate.
+
+The defaults stand in ``pyproject.toml`` under ``[tool.flwr.app.config]`` and nowhere else; a dataclass here gives each
+key its type and the values it may take. ``RunConfig`` holds the keys of every run; a method's own keys (``pfakd.beta``)
+are read by ``read_keys`` into the dataclass that its server half declares.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from common.errors import ConfigError
+
+Scalar = bool | int | float | str
+T = TypeVar("T")
+Check = Callable[[Any], str | None]
+
+
+def between(low: float, high: float = float("inf"), *, above: bool = False) -> Any:
+    """Declare a number in [low, high], or in (low, high] with ``above``."""
+
+    def check(value: float) -> str | None:
+        fine = (low < value if above else low <= value) and value <= high
+        upper = "" if high == float("inf") else f" and at most {high:g}"
+        return None if fine else f"must be {'above' if above else 'at least'} {low:g}{upper}"
+
+    return field(metadata={"check": check})
+
+
+def choice(*names: str) -> Any:
+    """Declare a text that is one of ``names``."""
+    return field(metadata={"check": lambda value: one_of(value, names)})
+
+
+def one_of(value: str, names: Iterable[str]) -> str | None:
+    """Return None if ``value`` is one of ``names``, else what is wrong: the choices, and the nearest if there is one."""
+    names = list(names)
+    if value in names:
+        return None
+    return f"must be one of {', '.join(names)}{nearest(value, names)}"
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return ``" (did you mean 'x'?)"`` for the name most like ``name``, or an empty text."""
+    matches = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
+
+
+def absolute_path(value: str) -> str | None:
+    """Return None if ``value`` is empty or absolute (``~`` counts), else what is wrong."""
+    if not value or Path(value).expanduser().is_absolute():
+        return None
+    return "must be an absolute path (the working directory of a Flower process is not yours)"
+
+
+def _input_shape(value: str) -> str | None:
+    if not value or re.fullmatch(r"[1-9]\d*(x[1-9]\d*){0,2}", value):
+        return None
+    return "must be channels x height x width, such as '3x32x32', or a number of features, such as '20'"
+
+
+def read_keys(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
+    """Fill the frozen dataclass ``kind`` from ``values``: field ``lr_decay`` from key ``prefix + "lr-decay"``.
+
+    An integer stands for a float where one is wanted. A trailing underscore of a field name (``lambda_``) is dropped.
+
+    Raises:
+        ConfigError: a key is missing, of the wrong type or outside what its field declares; the message is one line
+            that names the key, the value and what would be right.
+    """
+    kwargs: dict[str, Any] = {}
+    for item in fields(kind):  # type: ignore[arg-type]
+        key = prefix + key_of(item.name)
+        if key not in values:
+            raise ConfigError(f"{key} is missing from the run config")
+        kwargs[item.name] = _typed(key, values[key], item.type)
+        check: Check | None = item.metadata.get("check")
+        wrong = check(kwargs[item.name]) if check else None
+        if wrong:
+            raise ConfigError(f"{key} = {values[key]!r}: {wrong}")
+    return kind(**kwargs)
+
+
+def key_of(field_name: str) -> str:
+    """Return the run-config key of a dataclass field: ``lr_decay`` is ``lr-decay``, ``lambda_`` is ``lambda``."""
+    return field_name.rstrip("_").replace("_", "-")
+
+
+def _typed(key: str, value: Any, kind: Any) -> Scalar:
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind or value != value:
+        raise ConfigError(f"{key} = {value!r}: must be {names[kind]}")
+    return value  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The keys of every run; ``docs/configuration.md`` says what each means."""
+
+    method: str
+    seed: int = between(0)
+    dataset: str
+    data_dir: str = field(metadata={"check": absolute_path})
+    download: bool
+    max_samples: int = between(0)
+    partition: str
+    alpha: float = between(0, above=True)
+    classes_per_client: int = between(1)
+    shards_per_client: int = between(1)
+    min_samples: int = between(1)
+    validation_fraction: float = between(0, 0.9)
+    test_fraction: float = between(0, 0.9, above=True)
+    model: str
+    head_layers: int = between(1)
+    batch_norm: str = choice("shared", "local")
+    num_classes: int = between(0)
+    input_shape: str = field(metadata={"check": _input_shape})
+    rounds: int = between(1)
+    participation: float = between(0, 1, above=True)
+    evaluate_every: int = between(1)
+    min_clients: int = between(1)
+    min_replies: int = between(1)
+    round_timeout: float = between(0, above=True)
+    local_epochs: int = between(1)
+    batch_size: int = between(1)
+    lr: float = between(0, above=True)
+    lr_decay: float = between(0, 1, above=True)
+    momentum: float = between(0, 0.9999)
+    weight_decay: float = between(0)
+    device: str
+    threads: int = between(1)
+    output_dir: str = field(metadata={"check": absolute_path})
+
+    def __post_init__(self) -> None:
+        """Check what no single key can tell.
+
+        Raises:
+            ConfigError: validation and test fraction leave nothing to train on.
+        """
+        if self.validation_fraction + self.test_fraction > 0.95:
+            raise ConfigError(
+                f"validation-fraction = {self.validation_fraction:g} and test-fraction = {self.test_fraction:g}: "
+                "together they must leave at least 0.05 for training"
+            )
+
+
+def check_known(values: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuse a key that no run config has.
+
+    Raises:
+        ConfigError: names the key and the nearest known one.
+    """
+    known = list(known)
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"{key} is not a key of the run config{nearest(key, known) or '; see docs/configuration.md'}")
