@@ -36,7 +36,7 @@ def choice(*names: str) -> Any:
 
 
 def one_of(value: str, names: Iterable[str]) -> str | None:
-    """Return None if ``value`` is one of ``names``, else what is wrong: the choices, and the nearest if there is one."""
+    """Return None if ``value`` is one of ``names``, else what is wrong: the choices, and the nearest one."""
     names = list(names)
     if value in names:
         return None
@@ -98,7 +98,7 @@ def _typed(key: str, value: Any, kind: Any) -> Scalar:
     return value  # type: ignore[no-any-return]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """The keys of every run; ``docs/configuration.md`` says what each means."""
 
@@ -158,4 +158,5 @@ def check_known(values: Mapping[str, Any], known: Iterable[str]) -> None:
     known = list(known)
     for key in values:
         if key not in known:
-            raise ConfigError(f"{key} is not a key of the run config{nearest(key, known) or '; see docs/configuration.md'}")
+            hint = nearest(key, known) or "; see docs/configuration.md"
+            raise ConfigError(f"{key} is not a key of the run config{hint}")

@@ -11,3 +11,8 @@ class ConfigError(FloretError):
 
 class DataError(FloretError):
     """A dataset, a file of it, or a partition of it cannot be used."""
+
+
+def one_line(text: object) -> str:
+    """Return ``text`` as one line: runs of white space become single spaces."""
+    return " ".join(str(text).split())

@@ -1,0 +1,293 @@
+"""The life of one client's round, the same for every method; a method overrides the steps in which it differs.
+
+``fit``: load the private state, receive, measure accuracy before, train, measure accuracy after, commit, send.
+"""
+
+import copy
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch program gives it
+from flwr.client import NumPyClient
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from client_app.batches import Batch, epoch, passes
+from client_app.prototypes import class_means, stack
+from client_app.state import ClientState
+from common.config import RunConfig, Scalar
+from common.errors import FloretError
+from common.seeds import torch_generator
+from data import ClientData, Split
+from models import Part, SplitModel, Stack, build_model, feature_width, tensor_names
+
+MODEL = "model."
+MEMORY = "memory."
+
+
+@dataclass(frozen=True)
+class ClientSetting:
+    """What a client's round needs besides the message: who it is, its data, its state, where it computes."""
+
+    name: str
+    config: RunConfig
+    data: ClientData
+    state: ClientState
+    device: torch.device
+
+
+class FloretClient(NumPyClient):
+    """A client whose personal model is everything received, trained on its own data.
+
+    A method's client half derives from this class, says in ``shares`` which tensors may leave the client, and
+    overrides steps: ``receive``, ``train`` or only its ``loss``, ``upload``, ``predict``.
+
+    Attributes:
+        shares: the part of the model that travels; everything else is private to the client.
+        model: the client's model, on ``device``.
+        memory: tensors that the method keeps in the client's state beside the model, by name.
+        received: the tensors of this round's message, by name, on ``device``; empty during evaluation without any.
+        data: the client's splits, on ``device``.
+    """
+
+    shares: ClassVar[Part] = "model"
+
+    def __init__(self, setting: ClientSetting) -> None:
+        self.setting = setting
+        self.config = setting.config
+        self.device = setting.device
+        self.model: SplitModel
+        self.memory: dict[str, Tensor] = {}
+        self.received: dict[str, Tensor] = {}
+        self.message: dict[str, Any] = {}
+        self.order: torch.Generator
+        data = setting.data
+        self.data = replace(
+            data, train=self._placed(data.train), validation=self._placed(data.validation), test=self._placed(data.test)
+        )
+
+    # The two calls of Flower
+
+    def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
+        """Train for one round.
+
+        Args:
+            parameters: the arrays that arrived.
+            config: ``names`` of the arrays, ``round`` (from 1), ``lr`` of this round, ``num-classes``, and the method's
+                own parameters.
+
+        Returns:
+            The arrays to send, the number of training samples, and metrics: ``names`` of the arrays, ``loss`` (mean
+            over the round's steps), accuracies ``before.test``, ``before.validation``, ``after.test``,
+            ``after.validation`` in [0, 1] (no key where a split is empty), ``seconds``.
+
+        Raises:
+            FloretError: a tensor arrived that this method does not share, or training diverged; the state stays as it
+                was before the round.
+        """
+        started = time.perf_counter()
+        self._begin(parameters, config)
+        self.receive()
+        metrics: dict[str, Any] = self._accuracies("before")
+        metrics["loss"] = self.train()
+        self._check_finite()
+        metrics |= self._accuracies("after")
+        upload = {name: tensor.detach().cpu().numpy() for name, tensor in self.upload().items()}
+        self.setting.state.commit(config["round"], self._personal())
+        metrics["names"] = list(upload)
+        metrics["seconds"] = time.perf_counter() - started
+        return list(upload.values()), len(self.data.train), metrics
+
+    def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
+        """Measure the personal model of the last round that this client took part in, without changing anything.
+
+        If arrays arrived, what they and the private part make is measured too, as ``before``. Arguments as in ``fit``.
+
+        Returns:
+            The loss of the personal model on the test split, the number of test samples, and metrics as in ``fit``.
+        """
+        started = time.perf_counter()
+        self._begin(parameters, config)
+        metrics: dict[str, Any] = self._accuracies("after")
+        loss = self.test_loss()
+        if self.received:
+            self.receive()
+            metrics |= self._accuracies("before")
+        metrics["seconds"] = time.perf_counter() - started
+        return loss, len(self.data.test), metrics
+
+    # The steps that a method may override
+
+    def receive(self) -> None:
+        """Put what arrived into the model; the rest of the model stays the client's own."""
+        self.load_tensors(self.received)
+
+    def train(self) -> float:
+        """Train the model for ``local-epochs`` and return the mean loss."""
+        return self.run_epochs(self.config.local_epochs, self.model.parameters())
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the loss of one training batch: cross entropy."""
+        return F.cross_entropy(self.model(batch.x), batch.y)
+
+    def upload(self) -> dict[str, Tensor]:
+        """Return what is sent to the server, by name: the shared part of the model."""
+        tensors = self.model.state_dict()
+        return {name: tensors[name] for name in self.shared_names()}
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Return the classes, (batch,), of normalised inputs under the personal model."""
+        return self.model(x).argmax(1)  # type: ignore[no-any-return]
+
+    # What methods use
+
+    def shared_names(self) -> list[str]:
+        """Return the names of the model's tensors that travel."""
+        return tensor_names(self.model, self.shares, self.config.batch_norm)
+
+    def parameter(self, key: str) -> Scalar:
+        """Return the method's own parameter ``key``, as the server sent it with this round's message.
+
+        Raises:
+            FloretError: the message does not carry it, because server and client run different versions.
+        """
+        full = f"{self.config.method}.{key}"
+        if full not in self.message:
+            raise FloretError(f"{full} is missing from the message: do server and client run the same version?")
+        return self.message[full]  # type: ignore[no-any-return]
+
+    def run_epochs(
+        self, epochs: int, parameters: Iterable[nn.Parameter], loss: Callable[[Batch], Tensor] | None = None
+    ) -> float:
+        """Go ``epochs`` times through the training data with a fresh SGD over ``parameters``; others stay frozen.
+
+        Args:
+            epochs: passes through the training split.
+            parameters: what is trained.
+            loss: from a batch to a scalar; ``self.loss`` by default.
+
+        Returns:
+            The mean of the loss over all steps.
+        """
+        loss = loss or self.loss
+        trained = list(parameters)
+        optimizer = torch.optim.SGD(
+            trained, lr=self.message["lr"], momentum=self.config.momentum, weight_decay=self.config.weight_decay
+        )
+        chosen = {id(parameter) for parameter in trained}
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(id(parameter) in chosen)
+        self.model.train()
+        # Summed on the device, so that no step waits for the host.
+        total, steps = torch.zeros((), device=self.device), 0
+        for _ in range(epochs):
+            for batch in self.training_batches():
+                optimizer.zero_grad(set_to_none=True)
+                value = loss(batch)
+                value.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                total += value.detach()
+                steps += 1
+        return float(total) / steps
+
+    def training_batches(self) -> Iterable[Batch]:
+        """Return the batches of one epoch, in the next order of this client and round."""
+        no_single = any(isinstance(module, _BatchNorm) for module in self.model.modules())
+        return epoch(self.data.train, self.config.batch_size, self.order, no_single=no_single)
+
+    def frozen_extractor(self) -> Stack:
+        """Return a copy of the extractor as it is now, in evaluation mode and without gradients."""
+        frozen = copy.deepcopy(self.model.extractor).eval()
+        return frozen.requires_grad_(False)
+
+    def training_features(self, extractor: nn.Module) -> Tensor:
+        """Return the outputs of ``extractor`` for the training data in order, (samples, features), without gradients."""
+        extractor.eval()
+        with torch.no_grad():
+            return torch.cat([extractor(batch.x).flatten(1) for batch in passes(self.data.train)])
+
+    def local_prototypes(self) -> dict[str, Tensor]:
+        """Return the mean feature of each class of the training data under the extractor as it is, by prototype name."""
+        return class_means(self.training_features(self.model.extractor), self.data.train.y)
+
+    def known_prototypes(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the prototypes among ``tensors`` as in ``prototypes.stack``, for this model's classes and features."""
+        width = feature_width(self.model, self.data.input_shape)
+        return stack(tensors, self.model.classifier.out_features, width, self.device)
+
+    def test_loss(self) -> float:
+        """Return the mean cross entropy of the personal model on the test split."""
+        self.model.eval()
+        with torch.no_grad():
+            losses = [F.cross_entropy(self.model(b.x), b.y, reduction="sum") for b in passes(self.data.test)]
+        return float(sum(losses)) / len(self.data.test)
+
+    def accuracy(self, split: Split) -> float:
+        """Return the fraction of ``split`` that ``predict`` gets right, in [0, 1]."""
+        self.model.eval()
+        with torch.no_grad():
+            right = sum((self.predict(batch.x) == batch.y).sum() for batch in passes(split))
+        return float(right) / len(split)
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Copy ``tensors`` into the model by name.
+
+        Raises:
+            FloretError: a tensor has another shape than the model's, or the model has none of its name.
+        """
+        own = self.model.state_dict()
+        for name, tensor in tensors.items():
+            if name not in own or own[name].shape != tensor.shape:
+                have = tuple(own[name].shape) if name in own else "none"
+                raise FloretError(f"tensor {name} {tuple(tensor.shape)} does not fit the model's: {have}")
+            own[name].copy_(tensor)
+
+    # The house
+
+    def _placed(self, split: Split) -> Split:
+        return Split(split.x.to(self.device), split.y.to(self.device))
+
+    def _begin(self, parameters: list[np.ndarray], config: dict[str, Any]) -> None:
+        """Read the message and bring back the personal model and the memory of the last round taken part in."""
+        self.message = config
+        self.received = {
+            name: torch.from_numpy(array).to(self.device)
+            for name, array in zip(config["names"], parameters, strict=True)
+        }
+        seed = self.config.seed
+        self.order = torch_generator(seed, "batches", self.setting.name, config["round"])
+        model = self.initial_model(config["num-classes"]).to(self.device)
+        self.model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        kept = self.setting.state.load()
+        self.load_tensors(_strip(kept, MODEL))
+        self.memory = {name: tensor.to(self.device) for name, tensor in _strip(kept, MEMORY).items()}
+        foreign = set(self.received) & set(self.model.state_dict()) - set(self.shared_names())
+        if foreign:
+            raise FloretError(f"the server sent {min(foreign)}, which {self.config.method} keeps private to the client")
+
+    def initial_model(self, classes: int) -> SplitModel:
+        """Return the model before the first round: the same weights as the server's and every other client's."""
+        config = self.config
+        generator = torch_generator(config.seed, "model")
+        return build_model(config.model, self.data.input_shape, classes, config.head_layers, generator)
+
+    def _personal(self) -> dict[str, Tensor]:
+        model = {MODEL + name: tensor for name, tensor in self.model.state_dict().items()}
+        return model | {MEMORY + name: tensor for name, tensor in self.memory.items()}
+
+    def _accuracies(self, when: str) -> dict[str, float]:
+        splits = {"test": self.data.test, "validation": self.data.validation}
+        return {f"{when}.{name}": self.accuracy(split) for name, split in splits.items() if len(split)}
+
+    def _check_finite(self) -> None:
+        for name, tensor in self.model.state_dict().items():
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise FloretError(f"training diverged: {name} is not finite; lower lr (now {self.message['lr']:g})")
+
+
+def _strip(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,9 @@
+"""FedBN (Li et al. 2021), client half: batch normalisation stays at home."""
+
+from client_app.client import FloretClient
+
+
+class FedBN(FloretClient):
+    """Keeps every batch-normalisation layer, weights and running statistics; shares the rest."""
+
+    shares = "model-without-batch-norm"

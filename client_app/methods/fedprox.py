@@ -1,0 +1,27 @@
+"""FedProx (Li et al. 2020), client half: local training that stays near the received model."""
+
+import torch
+from torch import Tensor
+
+from client_app.batches import Batch
+from client_app.client import FloretClient
+
+
+def proximal_term(own: list[Tensor], anchor: list[Tensor], mu: float) -> Tensor:
+    """Return ``mu / 2 * ||w - w_global||^2`` (the squared norm over all parameters together; FedProx, equation 2)."""
+    return mu / 2 * torch.stack([(w - g).square().sum() for w, g in zip(own, anchor, strict=True)]).sum()
+
+
+class FedProx(FloretClient):
+    """Receives and sends the whole model.
+
+    Parameters from the server: ``mu`` (>= 0).
+    """
+
+    shares = "model"
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return cross entropy plus the proximal term."""
+        parameters = dict(self.model.named_parameters())
+        anchor = [self.received[name] for name in parameters]
+        return super().loss(batch) + proximal_term(list(parameters.values()), anchor, float(self.parameter("mu")))

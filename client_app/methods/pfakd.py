@@ -1,0 +1,73 @@
+"""PFAKD (Qi et al. 2024), client half: the extractor learns from the one it received (Algorithm 1, lines 6-15)."""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from client_app.batches import Batch
+from client_app.client import FloretClient
+
+
+def distillation_loss(own: Tensor, received: Tensor, reduction: str) -> Tensor:
+    """Return the distance between features, (batch, d), of the trained and of the received extractor.
+
+    ``"sum"``: the mean over the batch of the squared L2 norm (PFAKD, equation 3). ``"mean"``: that divided by d, which
+    is what the authors' code computes.
+    """
+    squared = (own - received).square()
+    return squared.sum(1).mean() if reduction == "sum" else squared.mean()
+
+
+def attention_map(feature_map: Tensor) -> Tensor:
+    """Return where a stage looks: the sum over channels of squares, flattened and scaled to norm 1, (batch, pixels).
+
+    Zagoruyko and Komodakis 2017, section 3.1, the map ``F_sum^2``.
+    """
+    return F.normalize(feature_map.square().sum(1).flatten(1), dim=1)
+
+
+def attention_loss(own: list[Tensor], received: list[Tensor]) -> Tensor:
+    """Return the squared distance of attention maps, mean over the batch, summed over stages.
+
+    Zagoruyko and Komodakis 2017, equation 2, with the square of the norm: at the start of a round both extractors are
+    equal, and the norm itself has no gradient there.
+
+    Args:
+        own: a feature map, (batch, channels, height, width), for each stage of the trained extractor.
+        received: attention maps, (batch, pixels), of the received one.
+    """
+    distances = [(attention_map(o) - r).square().sum(1).mean() for o, r in zip(own, received, strict=True)]
+    return torch.stack(distances).sum()
+
+
+class PFAKD(FloretClient):
+    """Keeps its head; receives and sends the extractor. Extractor and head are trained together.
+
+    Parameters from the server: ``beta`` (>= 0), ``distill-reduction`` (``"mean"`` or ``"sum"``), ``attention-transfer``
+    and its ``attention-weight`` (>= 0).
+    """
+
+    shares = "extractor"
+
+    def train(self) -> float:
+        """Train against what the received extractor, frozen, says of each sample; it is asked once a round."""
+        self._teacher = self.frozen_extractor()
+        self._beta = float(self.parameter("beta"))
+        self._attention = bool(self.parameter("attention-transfer"))
+        if self._beta:
+            self._features = self.training_features(self._teacher)
+        return super().train()
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return cross entropy + beta * distillation (equation 2), and the attention transfer if it is on."""
+        output, maps = self.model.extractor.stages(batch.x)
+        loss = F.cross_entropy(self.model.head(output), batch.y)
+        if self._beta:
+            reduction = str(self.parameter("distill-reduction"))
+            loss = loss + self._beta * distillation_loss(output.flatten(1), self._features[batch.index], reduction)
+        if self._attention:
+            with torch.no_grad():
+                _, received = self._teacher.stages(batch.x)
+            weight = float(self.parameter("attention-weight"))
+            loss = loss + weight * attention_loss(maps, [attention_map(m) for m in received])
+        return loss

@@ -1,0 +1,58 @@
+"""Where a client computes: its device, and no more threads than the CPUs that it was given."""
+
+import os
+import sys
+
+import torch
+
+from common.config import RunConfig
+from common.errors import ConfigError
+
+
+def in_simulation() -> bool:
+    """Return whether this process is an actor of Flower's Ray-backed simulation."""
+    ray = sys.modules.get("ray")
+    return bool(ray and ray.is_initialized())
+
+
+def given_cpus() -> int:
+    """Return the CPUs that this process may use: what Ray assigned to the actor, or those of the process."""
+    if in_simulation():
+        import ray
+
+        return max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1)))
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def use_threads(config: RunConfig) -> None:
+    """Compute with ``threads`` threads in this process.
+
+    The number is part of the config because sums of floats, and so a history, depend on it.
+
+    Raises:
+        ConfigError: it is more than the CPUs given; processes that share CPUs slow each other down manyfold.
+    """
+    cpus = given_cpus()
+    if config.threads > cpus:
+        raise ConfigError(
+            f"threads = {config.threads}: this client was given {cpus} CPU(s); "
+            f"lower threads or raise client-resources-num-cpus in --federation-config"
+        )
+    torch.set_num_threads(config.threads)
+
+
+def device_of(config: RunConfig) -> torch.device:
+    """Return the device named by ``device``; ``auto`` is a GPU where this process sees one.
+
+    Raises:
+        ConfigError: there is no such device here.
+    """
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(config.device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device = {config.device!r}: not available here ({reason}); try auto or cpu") from error
+    return device

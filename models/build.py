@@ -1,0 +1,78 @@
+"""Build a model by name, cut where the config says, from explicit randomness."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from common.errors import ConfigError
+from models import layers
+from models.split import SplitModel, Stack
+
+BUILDERS: dict[str, Callable[[tuple[int, ...], int], list[layers.Layer]]] = {
+    "mlp": layers.mlp,
+    "cnn2": layers.cnn2,
+    "cnn3": layers.cnn3,
+    "cnn5": layers.cnn5,
+    "resnet18": layers.resnet18,
+}
+MODELS: dict[str, str] = {name: (builder.__doc__ or "").split("\n")[0] for name, builder in BUILDERS.items()}
+
+
+def build_model(
+    name: str, input_shape: tuple[int, ...], classes: int, head_layers: int, generator: torch.Generator
+) -> SplitModel:
+    """Return a freshly initialised model.
+
+    Args:
+        name: a key of ``MODELS``.
+        input_shape: (channels, height, width), or (features,).
+        classes: width of the last layer.
+        head_layers: how many of the last layers form the head; the layers before them are the extractor.
+        generator: the only source of randomness of the initial weights.
+
+    Raises:
+        ConfigError: the split leaves no extractor, or the model cannot take such inputs.
+    """
+    # Built without storage first, so that the constructors of the layers draw nothing from the global generator.
+    with torch.device("meta"):
+        stack = BUILDERS[name](input_shape, classes)
+        if head_layers >= len(stack):
+            raise ConfigError(f"head-layers = {head_layers}: must be below {len(stack)}, the layers of model {name!r}")
+        model = SplitModel(_stack(stack[:-head_layers]), _head(stack[-head_layers:]))
+    model.to_empty(device="cpu")
+    initialise(model, generator)
+    return model
+
+
+def initialise(model: nn.Module, generator: torch.Generator) -> None:
+    """Draw every weight anew: convolutions and linear layers uniform in +-1/sqrt(fan-in), normalisation at identity.
+
+    Raises:
+        TypeError: a module has parameters of a kind that this function does not know.
+    """
+    for module in model.modules():
+        own = list(module.parameters(recurse=False))
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            bound = 1 / math.sqrt(module.weight[0].numel())
+            for parameter in own:
+                nn.init.uniform_(parameter, -bound, bound, generator=generator)
+        elif isinstance(module, _BatchNorm):
+            module.reset_parameters()
+        elif own:
+            raise TypeError(f"no initialisation for {type(module).__name__}")
+
+
+def _stack(parts: list[layers.Layer]) -> Stack:
+    return Stack(
+        [pair for layer in parts for pair in layer.modules],
+        [layer.stage_end for layer in parts if layer.stage_end],
+    )
+
+
+def _head(parts: list[layers.Layer]) -> nn.Module:
+    """One linear layer alone keeps no name of its own, so that its tensors are ``head.weight`` and ``head.bias``."""
+    modules = [pair for layer in parts for pair in layer.modules]
+    return modules[0][1] if len(modules) == 1 else _stack(parts)

@@ -1,0 +1,1 @@
+"""The ServerApp: config, strategy, rounds, history, report."""

@@ -1,0 +1,17 @@
+"""The server half of each method; ``client_app/methods/`` holds the client half under the same file name."""
+
+import ast
+from pathlib import Path
+
+
+def _described() -> dict[str, str]:
+    """Return name and first line of every method: every module of this folder is one."""
+    methods = {}
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        if file.stem != "__init__":
+            doc = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+            methods[file.stem.replace("_", "-")] = doc.split("\n")[0]
+    return methods
+
+
+METHODS: dict[str, str] = _described()

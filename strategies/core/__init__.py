@@ -1,0 +1,7 @@
+"""What every server half is built on: the base strategy, the roster of clients, the aggregate."""
+
+from strategies.core.aggregate import WeightedMean
+from strategies.core.base import FloretStrategy, Report, StrategySetting, TensorSpec
+from strategies.core.roster import Client, Roster
+
+__all__ = ["Client", "FloretStrategy", "Report", "Roster", "StrategySetting", "TensorSpec", "WeightedMean"]

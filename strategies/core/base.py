@@ -1,0 +1,304 @@
+"""The server half of every method: who takes part, what is sent, what may come back, how it is aggregated."""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from common.config import RunConfig, key_of
+from common.errors import FloretError, one_line
+from common.seeds import numpy_generator
+from common.wire import NamedArrays, from_record, payload_bytes, to_record
+from models import Part, SplitModel, tensor_names
+from strategies.core.aggregate import WeightedMean
+from strategies.core.roster import Client, Roster
+
+log = logging.getLogger("flwr")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a tensor of a reply must look like; an optional one may be missing."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the server knows of one client's part in a round.
+
+    ``metrics`` are the client's own: accuracies ``before.test``, ``after.validation`` and so on in [0, 1], ``loss``,
+    ``seconds``. ``up`` and ``down`` are bytes of tensors.
+    """
+
+    client: Client
+    trained: bool
+    metrics: dict[str, float]
+    up: int
+    down: int
+
+
+@dataclass(frozen=True)
+class StrategySetting:
+    """What a strategy works with: the run config, the method's parameters, the initial model, the known clients."""
+
+    config: RunConfig
+    parameters: Any
+    model: SplitModel
+    input_shape: tuple[int, ...]
+    roster: Roster
+
+
+class RefusedError(FloretError):
+    """A reply that the round goes on without; the message is the reason."""
+
+
+class FloretStrategy(Strategy):
+    """A Flower Strategy for methods that share a part of the model.
+
+    A method's server half derives from this class and says how it differs: by the class attributes alone, or by
+    overriding ``initial_arrays``, ``expected``, ``weight``, ``check``, or ``configure_train`` and ``aggregate_train``.
+
+    Attributes:
+        shares: the part of the model that travels; the client half has the same attribute.
+        weighted: whether a client counts by its number of training samples in the aggregate, or all count the same.
+        serves_global: whether the global model itself is what a client uses; then clients that did not take part are
+            sent it for evaluation.
+        Parameters: a frozen dataclass of the method's own keys, or None.
+        reports: what each client did in this round, by name, in roster order.
+        refused: client and reason of each reply that this round went on without.
+    """
+
+    shares: ClassVar[Part] = "model"
+    weighted: ClassVar[bool] = True
+    serves_global: ClassVar[bool] = False
+    Parameters: ClassVar[type | None] = None
+
+    def __init__(self, setting: StrategySetting) -> None:
+        self.config = setting.config
+        self.parameters = setting.parameters
+        self.model = setting.model
+        self.input_shape = setting.input_shape
+        self.roster = setting.roster
+        self.reports: dict[str, Report] = {}
+        self.refused: list[tuple[str, str]] = []
+        self._asked: dict[str, int] = {}
+        self._arrays: NamedArrays = {}
+        self.check()
+        self._expected = self.expected()
+
+    # What a method may override
+
+    def check(self) -> None:
+        """Check what no single key can tell, such as whether the method works with this model.
+
+        Raises:
+            ConfigError: it does not.
+        """
+
+    def initial_arrays(self) -> NamedArrays:
+        """Return what the first round sends: the shared part of the initial model."""
+        tensors = self.model.state_dict()
+        return {name: tensors[name].numpy() for name in self.shared_names()}
+
+    def expected(self) -> dict[str, TensorSpec]:
+        """Return what a client sends, by name: the shared part of the model."""
+        tensors = self.model.state_dict()
+        return {name: TensorSpec(tuple(tensors[name].shape)) for name in self.shared_names()}
+
+    def weight(self, samples: int) -> float:
+        """Return the weight of a client with ``samples`` training samples in the aggregate."""
+        return float(samples) if self.weighted else 1.0
+
+    def shared_names(self) -> list[str]:
+        """Return the names of the model's tensors that travel."""
+        return tensor_names(self.model, self.shares, self.config.batch_norm)
+
+    # Flower's Strategy
+
+    def summary(self) -> None:
+        """Log what is run."""
+        arrays = self.initial_arrays()
+        size = sum(array.nbytes for array in arrays.values()) / 1e6
+        log.info(
+            "%s: %d clients, %d tensors (%.3f MB) to each", self.config.method, len(self.roster), len(arrays), size
+        )
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw this round's clients and return a message for each, with the same arrays.
+
+        The config carries ``round``, ``lr`` of this round, ``num-classes`` and the method's parameters.
+        """
+        self.reports, self.refused, self._asked = {}, [], {}
+        self._arrays = from_record(arrays)
+        return [
+            self._message(client, MessageType.TRAIN, arrays, server_round, config)
+            for client in self.sample(server_round)
+        ]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check replies one by one and fold the good ones into the aggregate as they come.
+
+        A tensor that no client sent this round stays as it was. With fewer than ``min-replies`` good replies nothing
+        changes.
+
+        Returns:
+            The new global arrays, or None if nothing changed; and the means over clients of what they measured.
+        """
+        mean = WeightedMean()
+        for client, message in self._answered(replies):
+            try:
+                arrays, samples, metrics = self._read(message)
+            except RefusedError as reason:
+                self._refuse(client, str(reason))
+                continue
+            up = payload_bytes(message.content.array_records["arrays"])
+            self.reports[client.name] = Report(client, True, metrics, up, self._asked.pop(client.name))
+            mean.add(arrays, self.weight(samples))
+        self._refuse_silent()
+        if len(self.reports) < self.config.min_replies:
+            log.warning(
+                "Round %d changes nothing: %d good replies, min-replies = %d",
+                server_round,
+                len(self.reports),
+                self.config.min_replies,
+            )
+            return None, self._means()
+        return to_record(self._arrays | mean.result()), self._means()
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return a message for each client that did not take part in this round; without arrays, unless they are the
+        model that clients use.
+        """
+        sent = arrays if self.serves_global else ArrayRecord()
+        absent = [client for client in self.roster if client.name not in self.reports]
+        return [self._message(client, MessageType.EVALUATE, sent, server_round, config) for client in absent]
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Take down what clients measured; return the means over all clients that measured anything this round."""
+        for client, message in self._answered(replies):
+            try:
+                metrics = self._metrics(message)
+            except RefusedError as reason:
+                self._refuse(client, str(reason))
+                continue
+            self.reports[client.name] = Report(client, False, metrics, 0, self._asked.pop(client.name))
+        self._refuse_silent()
+        order = {client.name: place for place, client in enumerate(self.roster)}
+        self.reports = dict(sorted(self.reports.items(), key=lambda item: order[item[0]]))
+        return self._means()
+
+    # The house
+
+    def sample(self, server_round: int) -> list[Client]:
+        """Draw round(participation * clients), at least one and ``min-replies``, without replacement; roster order."""
+        clients = list(self.roster)
+        wanted = max(1, round(self.config.participation * len(clients)), self.config.min_replies)
+        generator = numpy_generator(self.config.seed, "sampling", server_round)
+        drawn = generator.choice(len(clients), size=min(wanted, len(clients)), replace=False)
+        return [clients[place] for place in sorted(drawn)]
+
+    def _message(
+        self, client: Client, kind: str, arrays: ArrayRecord, server_round: int, config: ConfigRecord
+    ) -> Message:
+        own = {}
+        if self.parameters is not None:
+            own = {
+                f"{self.config.method}.{key_of(item.name)}": getattr(self.parameters, item.name)
+                for item in fields(self.parameters)
+            }
+        scalars = ConfigRecord(
+            {
+                **config,
+                "round": server_round,
+                "lr": self.config.lr * self.config.lr_decay ** (server_round - 1),
+                "num-classes": self.model.classifier.out_features,
+                **own,
+            }
+        )
+        self._asked[client.name] = payload_bytes(arrays)
+        content = RecordDict({"arrays": arrays, "config": scalars})
+        return Message(content, client.node_id, kind, ttl=self.config.round_timeout, group_id=str(server_round))
+
+    def _answered(self, replies: Iterable[Message]) -> Iterable[tuple[Client, Message]]:
+        for message in replies:
+            client = self.roster.at(message.metadata.src_node_id)
+            if client.name in self._asked:
+                yield client, message
+
+    def _refuse(self, client: Client, reason: str) -> None:
+        self._asked.pop(client.name)
+        self.refused.append((client.name, reason))
+        log.warning("Client %s refused: %s", client.name, reason)
+
+    def _refuse_silent(self) -> None:
+        for name in list(self._asked):
+            self._refuse(self.roster[name], f"no answer within round-timeout = {self.config.round_timeout:g} s")
+
+    def _metrics(self, message: Message) -> dict[str, float]:
+        """Return a reply's metrics.
+
+        Raises:
+            RefusedError: the client failed, or a metric is not a finite number.
+        """
+        if message.has_error():
+            raise RefusedError(one_line(message.error.reason))
+        content = message.content
+        if "error" in content.config_records:
+            raise RefusedError(str(content.config_records["error"]["reason"]))
+        if "metrics" not in content.metric_records:
+            raise RefusedError("the reply has no metrics")
+        metrics = dict(content.metric_records["metrics"])
+        for name, value in metrics.items():
+            if not isinstance(value, int | float) or not np.isfinite(value):
+                raise RefusedError(f"metric {name} is {value}, not a finite number")
+        return metrics  # type: ignore[return-value]
+
+    def _read(self, message: Message) -> tuple[NamedArrays, int, dict[str, float]]:
+        """Return a reply's arrays, number of samples and metrics.
+
+        Raises:
+            RefusedError: the client failed, or the reply is not what ``expected`` says.
+        """
+        metrics = self._metrics(message)
+        samples = metrics.get("num-examples")
+        if type(samples) is not int or samples < 1:
+            raise RefusedError(f"num-examples is {samples}, not a positive whole number")
+        if "arrays" not in message.content.array_records:
+            raise RefusedError("the reply has no arrays")
+        try:
+            arrays = from_record(message.content.array_records["arrays"])
+        except (ValueError, TypeError, EOFError) as error:
+            raise RefusedError(f"an array cannot be read: {error}") from error
+        for name, spec in self._expected.items():
+            if name not in arrays and not spec.optional:
+                raise RefusedError(f"tensor {name} is missing")
+        for name, array in arrays.items():
+            if name not in self._expected:
+                raise RefusedError(f"tensor {name} is unknown")
+            spec = self._expected[name]
+            if array.shape != spec.shape or str(array.dtype) != spec.dtype:
+                raise RefusedError(
+                    f"tensor {name} is {array.dtype} {array.shape}, it must be {spec.dtype} {spec.shape}"
+                )
+            if not np.isfinite(array).all():
+                raise RefusedError(f"tensor {name} is not finite")
+        return arrays, samples, metrics
+
+    def _means(self) -> MetricRecord:
+        names = sorted({name for report in self.reports.values() for name in report.metrics} - {"num-examples"})
+        values = {name: [r.metrics[name] for r in self.reports.values() if name in r.metrics] for name in names}
+        return MetricRecord({name: float(np.mean(column)) for name, column in values.items()})

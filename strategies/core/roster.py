@@ -1,0 +1,55 @@
+"""The clients of a federation by name: Flower's node ids change when a node reconnects, names do not."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client as it described itself: its name, the node it is reached at, its numbers of samples."""
+
+    name: str
+    node_id: int
+    train: int
+    validation: int
+    test: int
+
+
+class Roster:
+    """The known clients, in the order of their names (numbers by value)."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, Client] = {}
+        self._names: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __iter__(self) -> Iterator[Client]:
+        return iter(sorted(self._clients.values(), key=lambda client: _natural(client.name)))
+
+    def __getitem__(self, name: str) -> Client:
+        return self._clients[name]
+
+    def add(self, client: Client) -> None:
+        """Add a client, or note the node at which a known one is now."""
+        self._clients[client.name] = client
+        self._names[client.node_id] = client.name
+
+    def at(self, node_id: int) -> Client:
+        """Return the client that is reached, or was reached, at ``node_id``.
+
+        Raises:
+            KeyError: no client described itself from there.
+        """
+        return self._clients[self._names[node_id]]
+
+    def known(self, node_id: int) -> bool:
+        """Return whether a client described itself from ``node_id``."""
+        return node_id in self._names
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """Order names with the numbers in them by value: ``2`` before ``10``."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]

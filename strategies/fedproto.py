@@ -1,0 +1,38 @@
+"""FedProto (Tan et al. 2022): whole models stay private, class prototypes are averaged."""
+
+from dataclasses import dataclass
+
+from common.config import between, choice
+from common.wire import NamedArrays
+from models import feature_width
+from strategies.core import FloretStrategy, TensorSpec
+
+
+@dataclass(frozen=True)
+class FedProtoParameters:
+    """``lambda_``: weight of the alignment; ``inference``: what a client predicts with."""
+
+    lambda_: float = between(0)
+    inference: str = choice("prototype", "head")
+
+
+class FedProto(FloretStrategy):
+    """Down: the global prototypes that exist. Up: own classes' prototypes, ``prototype.<class>``, (features,) float32.
+
+    Aggregate: ``P_c`` = plain mean over the sampled clients that have class c (equation 6 without the weights by
+    counts, which no published code has either: counts do not travel); a class that nobody sent stays as it was.
+    """
+
+    shares = "nothing"
+    weighted = False
+    Parameters = FedProtoParameters
+
+    def initial_arrays(self) -> NamedArrays:
+        """Return nothing: there are no prototypes before the first round."""
+        return {}
+
+    def expected(self) -> dict[str, TensorSpec]:
+        """Return a prototype for each class, all optional."""
+        width = feature_width(self.model, self.input_shape)
+        classes = self.model.classifier.out_features
+        return {f"prototype.{c}": TensorSpec((width,), optional=True) for c in range(classes)}

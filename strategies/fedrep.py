@@ -1,0 +1,20 @@
+"""FedRep (Collins et al. 2021): a shared extractor, a private head, trained in turn."""
+
+from dataclasses import dataclass
+
+from common.config import between
+from strategies.core import FloretStrategy
+
+
+@dataclass(frozen=True)
+class FedRepParameters:
+    """``head_epochs``: epochs of the head before the ``local-epochs`` of the extractor."""
+
+    head_epochs: int = between(1)
+
+
+class FedRep(FloretStrategy):
+    """Down and up: the extractor. Aggregate: mean weighted by training samples over the sampled clients."""
+
+    shares = "extractor"
+    Parameters = FedRepParameters
