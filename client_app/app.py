@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from safetensors.torch import save_file
 
 from client_app.client import MODEL, ClientSetting, FloretClient
-from client_app.runtime import device_of, in_simulation, use_threads
+from client_app.runtime import device_of, enter_app_folder, in_simulation, use_threads
 from client_app.state import ClientState
 from common.config import RunConfig, read_keys
 from common.errors import FloretError, one_line
@@ -18,6 +18,7 @@ from common.registry import load_class
 from common.wire import from_record, to_record
 from data import ClientData, load_client
 
+enter_app_folder()
 app = ClientApp()
 log = logging.getLogger("flwr")
 
@@ -30,10 +31,12 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
     def handle(message: Message, context: Context) -> Message:
         try:
             content = handler(message, context)
+        except FloretError as error:
+            log.error("Client %s: %s", client_name(context), error)
+            content = RecordDict({"error": ConfigRecord({"reason": str(error)})})
         except Exception as error:  # whatever fails here must reach the server as a reason, not as silence
             log.exception("Client %s failed", client_name(context))
-            kind = "" if isinstance(error, FloretError) else f"{type(error).__name__}: "
-            content = RecordDict({"error": ConfigRecord({"reason": kind + one_line(error)})})
+            content = RecordDict({"error": ConfigRecord({"reason": f"{type(error).__name__}: {one_line(error)}"})})
         return Message(content, reply_to=message)
 
     return handle

@@ -205,13 +205,13 @@ class FloretClient(NumPyClient):
         return frozen.requires_grad_(False)
 
     def training_features(self, extractor: nn.Module) -> Tensor:
-        """Return the outputs of ``extractor`` for the training data in order, (samples, features), without gradients."""
+        """Return the outputs of ``extractor`` for the training data in order, (samples, d), without gradients."""
         extractor.eval()
         with torch.no_grad():
             return torch.cat([extractor(batch.x).flatten(1) for batch in passes(self.data.train)])
 
     def local_prototypes(self) -> dict[str, Tensor]:
-        """Return the mean feature of each class of the training data under the extractor as it is, by prototype name."""
+        """Return the mean feature of each class of the training data under the extractor as it is, by name."""
         return class_means(self.training_features(self.model.extractor), self.data.train.y)
 
     def known_prototypes(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -261,7 +261,7 @@ class FloretClient(NumPyClient):
         seed = self.config.seed
         self.order = torch_generator(seed, "batches", self.setting.name, config["round"])
         model = self.initial_model(config["num-classes"]).to(self.device)
-        self.model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = model.to(memory_format=torch.channels_last)
         kept = self.setting.state.load()
         self.load_tensors(_strip(kept, MODEL))
         self.memory = {name: tensor.to(self.device) for name, tensor in _strip(kept, MEMORY).items()}

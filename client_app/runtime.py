@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 import torch
 
@@ -13,6 +14,18 @@ def in_simulation() -> bool:
     """Return whether this process is an actor of Flower's Ray-backed simulation."""
     ray = sys.modules.get("ray")
     return bool(ray and ray.is_initialized())
+
+
+def enter_app_folder() -> None:
+    """Make the actors of a simulation import this app's code.
+
+    Ray puts the working directory of the process that starts it first on its actors' path. For ``flwr-simulation`` that
+    is where the local SuperLink daemon happened to be started, perhaps another checkout, whose code the actors would
+    run. Flower loads the ClientApp in that process before it starts Ray, so going to the app's own folder then is in
+    time; nothing else in the process reads the working directory.
+    """
+    if Path(sys.argv[0]).name == "flwr-simulation":
+        os.chdir(Path(__file__).resolve().parents[1])
 
 
 def given_cpus() -> int:

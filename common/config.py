@@ -142,7 +142,7 @@ class RunConfig:
         Raises:
             ConfigError: validation and test fraction leave nothing to train on.
         """
-        if self.validation_fraction + self.test_fraction > 0.95:
+        if self.validation_fraction + self.test_fraction > 0.95 + 1e-9:
             raise ConfigError(
                 f"validation-fraction = {self.validation_fraction:g} and test-fraction = {self.test_fraction:g}: "
                 "together they must leave at least 0.05 for training"

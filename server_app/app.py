@@ -45,8 +45,7 @@ def run(grid: Grid, context: Context) -> None:
     started = time.perf_counter()
     torch.set_num_threads(1)
     config, kind, parameters = read_config(context.run_config)
-    if in_simulation(grid):
-        data.check(config)
+    data.check(config, files=in_simulation(grid))
     federation = Federation(grid, config)
     federation.gather()
     strategy = kind(_setting(federation, parameters))

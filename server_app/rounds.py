@@ -59,15 +59,18 @@ class Federation:
             time.sleep(0.1)
 
     def refresh(self) -> list[str]:
-        """Ask nodes that are new who they are; return why a client cannot take part, a line each."""
-        new = [node for node in self.grid.get_node_ids() if not self.roster.known(node)]
+        """Ask nodes that are new who they are; return why a client cannot take part, a line each.
+
+        The very first is asked alone: what is wrong for it, such as a dataset that is not there, is wrong for all.
+        """
+        new = sorted(node for node in self.grid.get_node_ids() if not self.roster.known(node))
+        new = new if self.roster else new[:1]
         refused = []
-        for reply in query(self.grid, sorted(new), "describe", {}, self.config.round_timeout) if new else []:
+        for reply in query(self.grid, new, "describe", {}, self.config.round_timeout) if new else []:
             try:
                 self._add(reply)
             except FloretError as error:
                 refused.append(str(error))
-                log.warning("%s", error)
         return refused
 
     def _add(self, reply: Message) -> None:
@@ -98,7 +101,8 @@ def run_rounds(
     strategy.summary()
     for server_round in range(1, config.rounds + 1):
         started = time.perf_counter()
-        federation.refresh()
+        for reason in federation.refresh():
+            log.warning("A new client cannot take part: %s", reason)
         arrays = _train(grid, strategy, arrays, server_round)
         if server_round % config.evaluate_every == 0 or server_round == config.rounds:
             messages = strategy.configure_evaluate(server_round, arrays, ConfigRecord(), grid)

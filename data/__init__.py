@@ -1,0 +1,17 @@
+"""Datasets, their partition among clients, and each client's training, validation and test split."""
+
+from data.clients import ClientData, Description, Split, check, describe, load_client, load_own
+from data.datasets import DATASETS
+from data.partition import PARTITIONS
+
+__all__ = [
+    "DATASETS",
+    "PARTITIONS",
+    "ClientData",
+    "Description",
+    "Split",
+    "check",
+    "describe",
+    "load_client",
+    "load_own",
+]

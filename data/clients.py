@@ -1,0 +1,255 @@
+"""What one client has: its training, validation and test samples, from a pool or from files of its own."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from common.config import RunConfig, one_of
+from common.errors import ConfigError, DataError
+from common.seeds import numpy_generator
+from data.datasets import DATASETS, Pool, Source, check_files, directory, load_pool
+from data.npz import Samples, check_alike, class_count, read_labels, read_samples
+from data.partition import PARTITIONS, Indices, Scheme, partition
+
+_OWN = "files per client, train/<i>.npz and test/<i>.npz with the arrays x and y, i from 0"
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Samples x, uint8 (n, channels, height, width) in 0..255 or float32 (n, ...), and labels y, int64 (n,)."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """One client's samples; ``input_shape`` is that of one sample. The tensors may be shared: do not write into them.
+
+    ``train`` and ``test`` have at least one sample, ``validation`` may be empty.
+    """
+
+    train: Split
+    validation: Split
+    test: Split
+    num_classes: int
+    input_shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Description:
+    """What a server in simulation knows of the data: ``label_counts`` is int64 (clients, classes), training splits."""
+
+    input_shape: tuple[int, ...]
+    num_classes: int
+    label_counts: npt.NDArray[np.int64]
+
+
+def check(config: RunConfig, *, files: bool = True) -> None:
+    """Check at once what needs no data: the names, and (with ``files``) that the dataset is where ``data-dir`` says.
+
+    A dataset that is not there is fetched here if ``download`` is true. A server whose clients have their own data
+    passes ``files=False``.
+
+    Raises:
+        ConfigError: the dataset or the partition is unknown.
+        DataError: names the file that was looked for, and what to put where.
+    """
+    for key, name, known in (
+        ("dataset", config.dataset, DATASETS),
+        ("partition", config.partition, PARTITIONS),
+    ):
+        wrong = one_of(name, known)
+        if wrong:
+            raise ConfigError(f"{key} = {name!r}: {wrong}")
+    if not files:
+        return
+    if config.dataset == "npz-clients":
+        _check_own_files(directory(config, _OWN), None)
+    else:
+        check_files(config)
+
+
+def load_client(config: RunConfig, partition_id: int, num_partitions: int) -> ClientData:
+    """Return the data of client ``partition_id``, from 0, of ``num_partitions``.
+
+    A pool is partitioned as a whole; then each client's samples are permuted and split: ``test-fraction`` and
+    ``validation-fraction`` of all its samples, the rest for training, at least one each for training and test.
+    With ``npz-clients`` the test file is taken whole, and ``validation-fraction`` is of the training file, of which
+    ``max-samples`` > 0 keeps at most that many samples.
+
+    The pool and its partition are made once per process; a further call only copies the client's samples.
+
+    Raises:
+        ConfigError: ``classes-per-client`` is larger than the number of classes.
+        DataError: a file or the partition cannot be used; for ``npz-clients`` also if the number of files is not
+            ``num_partitions`` or the samples of this client are not shaped like those of client 0.
+    """
+    if config.dataset == "npz-clients":
+        folder = directory(config, _OWN)
+        data = _load_numbered(folder, partition_id, num_partitions, config)
+        if partition_id:
+            first = _load_numbered(folder, 0, num_partitions, config)
+            names = (f"{folder}: train/{partition_id}.npz", "train/0.npz")
+            check_alike(data.train.x.numpy(), first.train.x.numpy(), names)
+        return data
+    pool = load_pool(Source.of(config))
+    own = _client_indices(Source.of(config), Scheme.of(config), num_partitions)[partition_id]
+    train, validation, test = (_take(pool, rows) for rows in _split(own, partition_id, config))
+    return ClientData(train, validation, test, pool.num_classes, pool.x.shape[1:])
+
+
+def load_own(
+    directory: Path,
+    validation_fraction: float,
+    seed: int,
+    name: str,
+    *,
+    num_classes: int = 0,
+    max_samples: int = 0,
+) -> ClientData:
+    """Return the data of a node that has its own ``train.npz`` and ``test.npz``, arrays x and y, in ``directory``.
+
+    The test file is taken whole; ``validation_fraction`` of the training file is for validation, drawn by ``seed`` and
+    the client's ``name``. ``num_classes`` 0 counts the classes of the two files; ``max_samples`` > 0 keeps at most
+    that many samples of the training file. Kept in memory until a file changes.
+
+    Raises:
+        DataError: a file is missing or cannot be used, or a label does not fit into ``num_classes``.
+    """
+    files = (directory / "train.npz", directory / "test.npz")
+    return _load_files(files, _stamps(files), validation_fraction, seed, name, num_classes, max_samples)
+
+
+def describe(config: RunConfig, num_clients: int) -> Description:
+    """Return shape, classes and label counts of a simulation with ``num_clients`` clients.
+
+    Raises:
+        ConfigError, DataError: as ``load_client``; of ``npz-clients`` all labels are read, but only client 0's inputs.
+    """
+    if config.dataset == "npz-clients":
+        folder = directory(config, _OWN)
+        labels, largest = _own_labels(folder, num_clients)
+        num_classes = class_count(largest, config.num_classes, f"data-dir = {folder}")
+        shape = load_client(config, 0, num_clients).input_shape
+        train = [
+            y[_split_own(len(y), config.validation_fraction, config.seed, str(i), config.max_samples)[0]]
+            for i, y in enumerate(labels)
+        ]
+    else:
+        pool = load_pool(Source.of(config))
+        shape, num_classes = pool.x.shape[1:], pool.num_classes
+        clients = _client_indices(Source.of(config), Scheme.of(config), num_clients)
+        train = [pool.y[_split(own, i, config)[0]] for i, own in enumerate(clients)]
+    return Description(shape, num_classes, np.stack([np.bincount(y, minlength=num_classes) for y in train]))
+
+
+@lru_cache(maxsize=2)
+def _client_indices(source: Source, scheme: Scheme, num_clients: int) -> tuple[Indices, ...]:
+    return partition(load_pool(source).y, scheme, num_clients, source.dataset)
+
+
+def _split(own: Indices, partition_id: int, config: RunConfig) -> tuple[Indices, Indices, Indices]:
+    """Return the training, validation and test part of a client's two or more samples ``own``."""
+    n = len(own)
+    own = own[numpy_generator(config.seed, "split", str(partition_id)).permutation(n)]
+    test = min(max(round(n * config.test_fraction), 1), n - 1)
+    validation = min(round(n * config.validation_fraction), n - test - 1)
+    return own[test + validation :], own[test : test + validation], own[:test]
+
+
+def _split_own(n: int, fraction: float, seed: int, name: str, max_samples: int) -> tuple[Indices, Indices]:
+    """Return the training and validation part of a training file of ``n`` samples."""
+    order = numpy_generator(seed, "split", name).permutation(n)[: max_samples or n]
+    validation = min(round(len(order) * fraction), len(order) - 1)
+    return order[validation:], order[:validation]
+
+
+def _own_files(folder: Path, i: int) -> tuple[Path, Path]:
+    return folder / "train" / f"{i}.npz", folder / "test" / f"{i}.npz"
+
+
+def _check_own_files(folder: Path, num_clients: int | None) -> None:
+    present = [path for path in (folder / "train").glob("*.npz") if path.stem.isdecimal()]
+    clients = num_clients if num_clients is not None else max(len(present), 1)
+    for i in range(clients):
+        for path in _own_files(folder, i):
+            if not path.is_file():
+                raise DataError(
+                    f"{path} is missing: the federation has {clients} clients, so {folder} must have {_OWN} "
+                    f"to {clients - 1}"
+                )
+    if len(present) > clients:
+        raise DataError(
+            f"{folder / 'train'} has files of {len(present)} clients, the federation has {clients}: "
+            f"start it with {len(present)} clients, or move the other files away"
+        )
+
+
+@lru_cache(maxsize=2)
+def _own_labels(folder: Path, num_clients: int) -> tuple[tuple[npt.NDArray[np.int64], ...], int]:
+    """Return the labels of every client's training file, and the largest label of all files."""
+    _check_own_files(folder, num_clients)
+    files = [_own_files(folder, i) for i in range(num_clients)]
+    train = tuple(read_labels(path) for path, _ in files)
+    return train, max(int(y.max()) for y in (*train, *(read_labels(path) for _, path in files)))
+
+
+def _load_numbered(folder: Path, i: int, num_clients: int, config: RunConfig) -> ClientData:
+    _, largest = _own_labels(folder, num_clients)
+    files = _own_files(folder, i)
+    return _load_files(
+        files,
+        _stamps(files),
+        config.validation_fraction,
+        config.seed,
+        str(i),
+        config.num_classes or largest + 1,
+        config.max_samples,
+    )
+
+
+def _stamps(files: tuple[Path, Path]) -> tuple[tuple[int, int], ...]:
+    stamps = []
+    for path in files:
+        if not path.is_file():
+            raise DataError(f"{path} is not there; it must be an npz file with the arrays x and y")
+        status = path.stat()
+        stamps.append((status.st_mtime_ns, status.st_size))
+    return tuple(stamps)
+
+
+# A process of a simulation serves many clients in turn; a node has one. The stamps make an altered file be read anew.
+@lru_cache(maxsize=32)
+def _load_files(
+    files: tuple[Path, Path],
+    stamps: tuple[tuple[int, int], ...],
+    validation_fraction: float,
+    seed: int,
+    name: str,
+    num_classes: int,
+    max_samples: int,
+) -> ClientData:
+    train, test = (read_samples(path) for path in files)
+    check_alike(train.x, test.x, (f"{files[0]}", f"{files[1]}"))
+    for path, samples in zip(files, (train, test), strict=True):
+        class_count(int(samples.y.max()), num_classes, f"{path}: array y")
+    own, validation = _split_own(len(train.y), validation_fraction, seed, name, max_samples)
+    return ClientData(
+        _take(train, own),
+        _take(train, validation),
+        Split(torch.from_numpy(test.x), torch.from_numpy(test.y)),
+        num_classes=num_classes or int(max(train.y.max(), test.y.max())) + 1,
+        input_shape=train.x.shape[1:],
+    )
+
+
+def _take(samples: Samples | Pool, rows: Indices) -> Split:
+    return Split(torch.from_numpy(samples.x[rows]), torch.from_numpy(samples.y[rows]))

@@ -1,0 +1,223 @@
+"""The datasets that Floret can read, as one pool of samples that a partition then deals out to clients."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from common.config import RunConfig
+from common.errors import DataError
+from common.seeds import numpy_generator
+from data.npz import Samples, check_alike, check_arrays, class_count, read_samples, to_inputs, to_labels
+
+DATASETS = {
+    "digits": "8x8 grey digits, 1,797 images, 10 classes; comes with scikit-learn, needs no data-dir",
+    "mnist": "28x28 grey digits, 70,000 images, 10 classes; official files in data-dir, or download=true",
+    "fashion-mnist": "28x28 grey clothes, 70,000 images, 10 classes; official files in data-dir, or download=true",
+    "cifar10": "32x32 colour photos, 60,000 images, 10 classes; official files in data-dir, or download=true",
+    "cifar100": "32x32 colour photos, 60,000 images, 100 classes; official files in data-dir, or download=true",
+    "npz": "your own pooled file, partitioned like the others; data-dir is the file or its directory",
+    "npz-clients": "your own data, a file per client: data-dir/train/<i>.npz and data-dir/test/<i>.npz, arrays x and y",
+}
+
+_POOL_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+_IDX = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
+
+
+@dataclass(frozen=True)
+class _Official:
+    """A dataset as its authors distribute it: torchvision's class, and the files that the class reads."""
+
+    kind: str
+    folder: str
+    files: tuple[str, ...]
+
+
+_OFFICIAL = {
+    "mnist": _Official("MNIST", "MNIST/raw", _IDX),
+    "fashion-mnist": _Official("FashionMNIST", "FashionMNIST/raw", _IDX),
+    "cifar10": _Official(
+        "CIFAR10", "cifar-10-batches-py", (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")
+    ),
+    "cifar100": _Official("CIFAR100", "cifar-100-python", ("train", "test", "meta")),
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """What determines a pool: the key under which it is cached."""
+
+    dataset: str
+    data_dir: str
+    download: bool
+    num_classes: int
+    max_samples: int
+    seed: int
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self:
+        """Return the part of the run config that says which samples there are; the seed counts only to choose some."""
+        seed = config.seed if config.max_samples else 0
+        return cls(config.dataset, config.data_dir, config.download, config.num_classes, config.max_samples, seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """All samples: x uint8 (n, channels, height, width) or float32 (n, ...); y int64 (n,), in [0, num_classes)."""
+
+    x: npt.NDArray[Any]
+    y: npt.NDArray[np.int64]
+    num_classes: int
+
+
+@lru_cache(maxsize=1)
+def load_pool(source: Source) -> Pool:
+    """Return the pool, training part first, then test part; read once per process. Do not write into its arrays.
+
+    ``max_samples`` > 0 keeps that many samples, drawn uniformly, in their order. The number of classes is that of the
+    whole pool.
+
+    Raises:
+        DataError: a file is missing or cannot be used, or a label does not fit into ``num_classes``.
+    """
+    parts = _read(source)
+    y = np.concatenate([part.y for part in parts])
+    num_classes = class_count(int(y.max()), source.num_classes, f"dataset {source.dataset}")
+    x = np.concatenate([part.x for part in parts]) if len(parts) > 1 else parts[0].x
+    if 0 < source.max_samples < len(y):
+        rng = numpy_generator(source.seed, "max-samples")
+        keep = np.sort(rng.choice(len(y), source.max_samples, replace=False))
+        x, y = x[keep], y[keep]
+    return Pool(x, y, num_classes)
+
+
+def check_files(config: RunConfig) -> None:
+    """Check that a pooled dataset is where ``data-dir`` says; fetch it if it is not and ``download`` is true.
+
+    Raises:
+        DataError: names the file that was looked for, and what to put where.
+    """
+    if config.dataset == "npz":
+        check_arrays(find_pool_file(config.data_dir), _POOL_ARRAYS)
+    elif config.dataset in _OFFICIAL:
+        missing = _missing(config.dataset, config.data_dir)
+        if missing and config.download:
+            # Here, in one process: the clients' processes would all write the same files at the same time.
+            _read_official(config.dataset, Path(config.data_dir).expanduser(), download=True)
+        elif missing:
+            raise DataError(_put_it_there(config.dataset, config.data_dir, missing))
+
+
+def directory(config: RunConfig, what: str) -> Path:
+    """Return ``data-dir`` as a directory that exists; ``what`` says for the message what belongs there.
+
+    Raises:
+        DataError: ``data-dir`` is empty or not a directory.
+    """
+    if not config.data_dir:
+        raise DataError(f"dataset {config.dataset} needs data-dir, the directory that has {what}")
+    path = Path(config.data_dir).expanduser()
+    if not path.is_dir():
+        raise DataError(f"data-dir = {config.data_dir} is not a directory; it must have {what}")
+    return path
+
+
+def find_pool_file(data_dir: str) -> Path:
+    """Return the npz file that ``data_dir`` is, or the one in it: ``data.npz``, or else the only ``*.npz``.
+
+    Raises:
+        DataError: there is none, or more than one and none of them is ``data.npz``.
+    """
+    wanted = f"an npz file with the arrays {', '.join(_POOL_ARRAYS)}"
+    if not data_dir:
+        raise DataError(f"dataset npz needs data-dir, {wanted}, or a directory that has one")
+    path = Path(data_dir).expanduser()
+    if not path.is_dir():
+        if not path.is_file():
+            raise DataError(f"data-dir = {data_dir} is not there; it must be {wanted}, or a directory that has one")
+        return path
+    if (path / "data.npz").is_file():
+        return path / "data.npz"
+    files = sorted(path.glob("*.npz"))
+    if len(files) != 1:
+        found = f"{len(files)} other npz files" if files else "no npz file"
+        raise DataError(
+            f"data-dir = {data_dir} has {found} and no data.npz; "
+            f"put {wanted} there as data.npz, or name the file itself"
+        )
+    return files[0]
+
+
+def read_torchvision(kind: type[Any], root: Path, *, download: bool = False) -> list[Samples]:
+    """Return the training and the test part of a torchvision dataset with ``data`` and ``targets``.
+
+    CIFAR's files are pickles. torchvision unpickles them only after their MD5 sums proved to be those that ``kind``
+    declares, so that no other bytes than the official ones are ever unpickled; that check is left in place.
+
+    Raises:
+        DataError: torchvision cannot read (or download) the files.
+    """
+    try:
+        parts = [kind(root, train=train, download=download) for train in (True, False)]
+    except Exception as error:  # torchvision's readers assert, index and unpack what the bytes say: anything may come
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        verb = "download" if download else "read"
+        raise DataError(f"torchvision cannot {verb} {kind.__name__} in {root}: {reason}") from error
+    samples = []
+    for part, name in zip(parts, ("training", "test"), strict=True):
+        where = f"{kind.__name__} in {root}: {name} part"
+        x, y = np.asarray(part.data), np.asarray(part.targets)
+        if not len(x) or len(x) != len(y):
+            raise DataError(f"{where} has {len(x)} images and {len(y)} labels")
+        samples.append(Samples(to_inputs(x, where), to_labels(y, where)))
+    return samples
+
+
+def _read(source: Source) -> Sequence[Samples]:
+    if source.dataset == "digits":
+        return [_read_digits()]
+    if source.dataset == "npz":
+        path = find_pool_file(source.data_dir)
+        train = read_samples(path, "x_train", "y_train")
+        test = read_samples(path, "x_test", "y_test")
+        check_alike(train.x, test.x, (f"{path}: x_train", "x_test"))
+        return [train, test]
+    missing = _missing(source.dataset, source.data_dir)
+    if missing and not source.download:
+        raise DataError(_put_it_there(source.dataset, source.data_dir, missing))
+    return _read_official(source.dataset, Path(source.data_dir).expanduser(), download=missing is not None)
+
+
+def _read_digits() -> Samples:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    x = np.round(digits.images * (255 / 16)).astype(np.uint8)
+    return Samples(x[:, None], digits.target.astype(np.int64))
+
+
+def _read_official(dataset: str, root: Path, *, download: bool) -> list[Samples]:
+    import torchvision.datasets
+
+    return read_torchvision(getattr(torchvision.datasets, _OFFICIAL[dataset].kind), root, download=download)
+
+
+def _missing(dataset: str, data_dir: str) -> Path | None:
+    if not data_dir:
+        raise DataError(
+            f"dataset {dataset} needs data-dir, the directory that has {_OFFICIAL[dataset].folder}/ "
+            "(with download=true it is fetched into it)"
+        )
+    folder = Path(data_dir).expanduser() / _OFFICIAL[dataset].folder
+    return next((folder / name for name in _OFFICIAL[dataset].files if not (folder / name).is_file()), None)
+
+
+def _put_it_there(dataset: str, data_dir: str, missing: Path) -> str:
+    return (
+        f"dataset {dataset} is not in data-dir = {data_dir}: {missing} is missing; put the official files "
+        f"{', '.join(_OFFICIAL[dataset].files)} (unpacked) into {missing.parent}, or set download=true"
+    )

@@ -1,0 +1,167 @@
+"""Arrays from the user's own ``.npz`` files: read without pickle, and checked before anything computes with them."""
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.npyio import NpzFile
+
+from common.errors import DataError
+
+# A label above this is an identifier that strayed into the wrong array; it would size the head and every label count.
+MAX_CLASSES = 65536
+
+
+class Samples(NamedTuple):
+    """Inputs x, uint8 (n, channels, height, width) or float32 (n, ...), and labels y, int64 (n,)."""
+
+    x: npt.NDArray[Any]
+    y: npt.NDArray[np.int64]
+
+
+def check_arrays(path: Path, names: Sequence[str]) -> None:
+    """Check that the file has the arrays ``names``, without reading them.
+
+    Raises:
+        DataError: the file is missing or is not an npz file, or an array is missing.
+    """
+    with _open(path, names):
+        pass
+
+
+def read_arrays(path: Path, names: Sequence[str]) -> list[npt.NDArray[Any]]:
+    """Return the arrays ``names`` of the file, as they are.
+
+    Raises:
+        DataError: as ``check_arrays``, or an array is truncated, altered, empty, or made of Python objects.
+    """
+    arrays = []
+    with _open(path, names) as file:
+        for name in names:
+            try:
+                array = file[name]
+            except Exception as error:  # zipfile, zlib and numpy each have their own for bytes that make no sense
+                raise DataError(f"{path}: array {name} cannot be read ({_first_line(error)})") from error
+            if not isinstance(array, np.ndarray):
+                raise DataError(f"{path}: {name} is not an array")
+            if array.size == 0:
+                raise DataError(f"{path}: array {name} is empty, its shape is {array.shape}")
+            arrays.append(array)
+    return arrays
+
+
+def _open(path: Path, names: Sequence[str]) -> NpzFile:
+    try:
+        with path.open("rb") as content:
+            # Asked first, because for any other file numpy's error is advice to unpickle it.
+            is_zip = zipfile.is_zipfile(content)
+        file = np.load(path, allow_pickle=False) if is_zip else None
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is not there; it must be an npz file with the arrays {', '.join(names)}") from error
+    except Exception as error:
+        raise DataError(f"{path}: cannot be read as an npz file ({_first_line(error)})") from error
+    if not isinstance(file, NpzFile):
+        raise DataError(f"{path}: is not a complete npz file (a zip of arrays, as numpy.savez writes it)")
+    for name in names:
+        if name not in file.files:
+            file.close()
+            raise DataError(f"{path}: array {name} is missing; the file has {', '.join(file.files) or 'no arrays'}")
+    return file
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def read_samples(path: Path, x_name: str = "x", y_name: str = "y") -> Samples:
+    """Return one checked pair of inputs and labels.
+
+    Raises:
+        DataError: as ``read_arrays``, ``to_inputs`` and ``to_labels``, or the two arrays differ in length.
+    """
+    x, y = read_arrays(path, [x_name, y_name])
+    samples = Samples(to_inputs(x, f"{path}: array {x_name}"), to_labels(y, f"{path}: array {y_name}"))
+    if len(samples.x) != len(samples.y):
+        raise DataError(f"{path}: {x_name} has {len(x)} samples, {y_name} has {len(y)} labels")
+    return samples
+
+
+def read_labels(path: Path, name: str = "y") -> npt.NDArray[np.int64]:
+    """Return the checked labels of the file without reading its inputs.
+
+    Raises:
+        DataError: as ``read_arrays`` and ``to_labels``.
+    """
+    return to_labels(read_arrays(path, [name])[0], f"{path}: array {name}")
+
+
+def to_inputs(x: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:
+    """Bring inputs to a layout of Floret's.
+
+    (n, features) of any real type becomes float32. Images (n, height, width), (n, height, width, 1 | 3 | 4) or
+    (n, 1 | 3 | 4, height, width) become channels first; where the last two both fit, the last dimension is taken for
+    the channels. uint8 images stay uint8; floating images become float32, their values unchanged.
+
+    Raises:
+        DataError: starts with ``where``; the shape or the type fits none of these, or a value is not finite.
+    """
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.ndim == 4 and x.shape[3] in (1, 3, 4):
+        x = x.transpose(0, 3, 1, 2)
+    elif x.ndim != 2 and not (x.ndim == 4 and x.shape[1] in (1, 3, 4)):
+        raise DataError(
+            f"{where} has shape {x.shape}; it must be (n, features), (n, height, width), or, with 1, 3 or 4 channels, "
+            "(n, height, width, channels) or (n, channels, height, width)"
+        )
+    if x.ndim == 4 and x.dtype == np.uint8:
+        return np.ascontiguousarray(x)
+    if x.dtype.kind != "f" and not (x.ndim == 2 and x.dtype.kind in "iub"):
+        raise DataError(f"{where} has type {x.dtype}; images must be uint8 (0 to 255) or floating point")
+    with np.errstate(over="ignore"):
+        x = np.ascontiguousarray(x, dtype=np.float32)
+    if not np.isfinite(x).all():
+        raise DataError(f"{where} has values that are not finite as float32")
+    return x
+
+
+def to_labels(y: npt.NDArray[Any], where: str) -> npt.NDArray[np.int64]:
+    """Bring labels to int64.
+
+    Raises:
+        DataError: starts with ``where``; not one-dimensional, not integers, or not all in [0, ``MAX_CLASSES``).
+    """
+    if y.ndim != 1:
+        raise DataError(f"{where} has shape {y.shape}; labels must have one dimension")
+    if y.dtype.kind not in "iu":
+        raise DataError(f"{where} has type {y.dtype}; labels must be integers")
+    if y.min() < 0 or y.max() >= MAX_CLASSES:
+        raise DataError(f"{where} goes from {y.min()} to {y.max()}; labels must be class numbers, 0 to classes - 1")
+    return y.astype(np.int64)
+
+
+def class_count(largest: int, num_classes: int, where: str) -> int:
+    """Return ``num_classes``, or, where it is 0, the number of classes that the ``largest`` label asks for.
+
+    Raises:
+        DataError: starts with ``where``; a label does not fit into ``num_classes``.
+    """
+    if num_classes and largest >= num_classes:
+        raise DataError(f"{where} has label {largest}; num-classes = {num_classes} allows 0 to {num_classes - 1}")
+    return num_classes or largest + 1
+
+
+def check_alike(first: npt.NDArray[Any], second: npt.NDArray[Any], names: tuple[str, str]) -> None:
+    """Refuse two input arrays that one model cannot read.
+
+    Raises:
+        DataError: their shape per sample or their types differ; names both.
+    """
+    if first.shape[1:] != second.shape[1:] or first.dtype != second.dtype:
+        raise DataError(
+            f"{names[0]} has samples of shape {first.shape[1:]} and type {first.dtype}, "
+            f"{names[1]} of shape {second.shape[1:]} and type {second.dtype}; they must be alike"
+        )

@@ -1,0 +1,150 @@
+"""Which sample of the pool belongs to which client: flwr-datasets' partitioners on a table of labels."""
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from common.config import RunConfig
+from common.errors import ConfigError, DataError
+from common.seeds import derive_seed, numpy_generator
+
+PARTITIONS = {
+    "iid": "every client a random sample of the pool, sizes equal to within one",
+    "dirichlet": "each class is divided by proportions from Dirichlet(alpha); the smaller alpha, the more they differ",
+    "pathological": "every client has exactly classes-per-client classes",
+    "shards": "the pool sorted by label is cut into equal shards, shards-per-client of them for each client",
+}
+
+_MAX_DRAWS = 100
+_RANDOM_SIZES = ("dirichlet", "pathological")
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """What determines a partition of given labels among a given number of clients."""
+
+    name: str
+    alpha: float
+    classes_per_client: int
+    shards_per_client: int
+    min_samples: int
+    seed: int
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self:
+        """Return the part of the run config that says how the pool is dealt out."""
+        return cls(
+            config.partition,
+            config.alpha,
+            config.classes_per_client,
+            config.shards_per_client,
+            config.min_samples,
+            config.seed,
+        )
+
+    def __str__(self) -> str:
+        parameter = {
+            "dirichlet": f" with alpha = {self.alpha:g}",
+            "pathological": f" with classes-per-client = {self.classes_per_client}",
+            "shards": f" with shards-per-client = {self.shards_per_client}",
+        }
+        return f"partition {self.name}{parameter.get(self.name, '')}"
+
+
+def partition(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, dataset: str) -> tuple[Indices, ...]:
+    """Return for each client the sorted positions of its samples in ``labels`` (n,).
+
+    No sample has two clients. ``iid`` and ``dirichlet`` deal out every sample. ``pathological`` gives client i class
+    i modulo the number of classes and draws its other classes; the samples of a class that no client has stay unused.
+    ``shards`` leaves unused what remains after cutting equal shards.
+
+    Every client needs ``min_samples`` samples, and never fewer than 2: one to train on and one to test on.
+    ``min_samples`` > 1 has a partition whose sizes are random redrawn, up to 100 times, until that is so; 1 takes the
+    first draw. ``dataset`` is the name for messages.
+
+    Raises:
+        ConfigError: ``classes_per_client`` is larger than the number of classes.
+        DataError: a client would have too few samples; names the client, its count and what to change.
+    """
+    classes = len(np.unique(labels))
+    if scheme.name == "pathological" and scheme.classes_per_client > classes:
+        raise ConfigError(
+            f"classes-per-client = {scheme.classes_per_client}: must be at most {classes}, "
+            f"the number of classes of {dataset}"
+        )
+    if scheme.name == "shards" and scheme.shards_per_client * num_clients > len(labels):
+        raise DataError(
+            f"{scheme}: {num_clients} clients need {scheme.shards_per_client * num_clients} shards, but {dataset} has "
+            f"{len(labels)} samples; lower shards-per-client or use fewer clients"
+        )
+    # The library gives consecutive samples to a client (its IID partitioner does nothing else): mix them first, or the
+    # order of the files, training part before test part, would decide who gets what.
+    order = numpy_generator(scheme.seed, "partition", "order").permutation(len(labels))
+    needed = max(scheme.min_samples, 2)
+    draws = _MAX_DRAWS if scheme.min_samples > 1 and scheme.name in _RANDOM_SIZES else 1
+    parts: list[Indices] = []
+    refusal = ""
+    for attempt in range(draws):
+        # The last draw is made in full, so that its smallest client can be named.
+        at_least = needed if attempt + 1 < draws else 0
+        seed = derive_seed(scheme.seed, "partition", attempt) % 2**32
+        try:
+            parts = _draw(labels[order], scheme, num_clients, seed, at_least)
+        except ValueError as error:
+            parts, refusal = [], " ".join(str(error).split())
+            continue
+        if len(parts) == num_clients and min(map(len, parts)) >= needed:
+            return tuple(np.sort(order[part]) for part in parts)
+    if not parts:
+        raise DataError(f"{scheme}, {num_clients} clients, {len(labels)} samples of {dataset}: {refusal}")
+    raise DataError(_too_few(scheme, [len(part) for part in parts], needed, draws))
+
+
+def _too_few(scheme: Scheme, sizes: list[int], needed: int, draws: int) -> str:
+    remedies = {"dirichlet": ["raise alpha"], "pathological": ["change classes-per-client"]}.get(scheme.name, [])
+    if scheme.min_samples > 2:
+        remedies.append("lower min-samples")
+    elif scheme.min_samples == 1 and scheme.name in _RANDOM_SIZES:
+        remedies.insert(
+            0, "set min-samples to 2 or more (the partition is then redrawn until every client has that many)"
+        )
+    smallest = int(np.argmin(sizes))
+    return (
+        f"{scheme}: client {smallest} of {len(sizes)} has {sizes[smallest]} samples"
+        f"{f' in the last of {draws} draws' if draws > 1 else ''}, it needs {needed}; "
+        f"{', '.join([*remedies, 'use fewer clients'])}"
+    )
+
+
+def _draw(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, seed: int, at_least: int) -> list[Indices]:
+    """Return a client's positions after the other, ending with the first that has fewer than ``at_least``."""
+    from datasets import Dataset
+    from flwr_datasets import partitioner as library
+
+    partitioner: Any
+    if scheme.name == "iid":
+        partitioner = library.IidPartitioner(num_clients)
+    elif scheme.name == "dirichlet":
+        partitioner = library.DirichletPartitioner(
+            num_clients, "label", scheme.alpha, min_partition_size=0, self_balancing=False, seed=seed
+        )
+    elif scheme.name == "pathological":
+        partitioner = library.PathologicalPartitioner(
+            num_clients, "label", scheme.classes_per_client, class_assignment_mode="first-deterministic", seed=seed
+        )
+    else:
+        partitioner = library.ShardPartitioner(num_clients, "label", scheme.shards_per_client, seed=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pathological warns of unused classes: partition's docstring says so
+        partitioner.dataset = Dataset.from_dict({"label": labels, "index": np.arange(len(labels))})
+        parts: list[Indices] = []
+        for i in range(num_clients):
+            parts.append(np.asarray(partitioner.load_partition(i).with_format("numpy")["index"][:], dtype=np.int64))
+            if len(parts[-1]) < at_least:
+                break
+    return parts

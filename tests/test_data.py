@@ -1,0 +1,700 @@
+import hashlib
+import math
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision.datasets
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import data
+from common.config import RunConfig, read_keys
+from common.errors import ConfigError, DataError
+from data.datasets import Source, load_pool, read_torchvision
+from data.npz import read_samples
+from data.partition import PARTITIONS, Scheme, partition
+
+ROOT = Path(__file__).parent.parent
+DEFAULTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+
+
+def config(**keys) -> RunConfig:
+    return read_keys(RunConfig, {**DEFAULTS, **{key.replace("_", "-"): value for key, value in keys.items()}})
+
+
+def scheme(name, *, alpha=0.5, k=2, shards=2, min_samples=1, seed=0) -> Scheme:
+    return Scheme(name, alpha, k, shards, min_samples, seed)
+
+
+def message(call, *args, kind=DataError, **kwargs) -> str:
+    """Return the text of the error that the call must raise: one line."""
+    with pytest.raises(kind) as caught:
+        call(*args, **kwargs)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def assert_disjoint(parts, total) -> np.ndarray:
+    together = np.concatenate(parts)
+    assert len(np.unique(together)) == len(together)
+    assert together.min() >= 0
+    assert together.max() < total
+    return together
+
+
+# --- partitions -------------------------------------------------------------------------------------------------------
+
+
+@QUICK
+@given(n=st.integers(40, 300), clients=st.integers(1, 15), seed=st.integers(0, 2**40))
+def test_iid_deals_out_all_samples_in_equal_numbers(n, clients, seed):
+    parts = partition(np.arange(n) % 3, scheme("iid", seed=seed), clients, "toy")
+    assert len(assert_disjoint(parts, n)) == n
+    assert {len(part) for part in parts} <= {n // clients, math.ceil(n / clients)}
+
+
+def test_iid_mixes_a_pool_that_is_sorted_by_label():
+    labels = np.repeat(np.arange(10), 100)
+    for part in partition(labels, scheme("iid"), 5, "toy"):
+        assert np.bincount(labels[part], minlength=10).min() >= 8  # 20 expected of each class
+
+
+@QUICK
+@given(
+    clients=st.integers(2, 8),
+    alpha=st.sampled_from([0.3, 1.0, 100.0]),
+    seed=st.integers(0, 2**40),
+    classes=st.integers(1, 6),
+)
+def test_dirichlet_deals_out_all_samples(clients, alpha, seed, classes):
+    labels = np.random.default_rng(seed).integers(0, classes, 400)
+    parts = partition(labels, scheme("dirichlet", alpha=alpha, seed=seed, min_samples=2), clients, "toy")
+    assert len(assert_disjoint(parts, 400)) == 400
+    assert min(map(len, parts)) >= 2
+
+
+def test_dirichlet_alpha_sets_how_much_clients_differ():
+    labels = np.repeat(np.arange(10), 200)
+
+    def largest_share(alpha):
+        parts = partition(labels, scheme("dirichlet", alpha=alpha, min_samples=20), 10, "toy")
+        return np.mean([np.bincount(labels[part]).max() / len(part) for part in parts])
+
+    assert largest_share(100.0) < 0.2 < 0.4 < largest_share(0.1)
+
+
+@QUICK
+@given(clients=st.integers(1, 15), k=st.integers(1, 6), seed=st.integers(0, 2**40))
+def test_pathological_gives_each_client_exactly_k_classes(clients, k, seed):
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(6), 50))
+    parts = partition(labels, scheme("pathological", k=k, seed=seed, min_samples=2), clients, "toy")
+    together = assert_disjoint(parts, 300)
+    held = [set(labels[part].tolist()) for part in parts]
+    assert all(len(classes) == k for classes in held)
+    assert all(i % 6 in classes for i, classes in enumerate(held))
+    # Of a class that any client holds, all samples are dealt out; the others stay unused.
+    assert len(together) == 50 * len(set.union(*held))
+
+
+@QUICK
+@given(clients=st.integers(1, 10), shards=st.integers(1, 4), seed=st.integers(0, 2**40))
+def test_shards_are_equal_and_cover_few_classes(clients, shards, seed):
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(5), 40))
+    parts = partition(labels, scheme("shards", shards=shards, seed=seed), clients, "toy")
+    assert_disjoint(parts, 200)
+    size = 200 // (clients * shards)
+    assert all(len(part) == shards * size for part in parts)
+    spans = math.ceil(size / 40) + 1  # a shard of the sorted pool touches this many classes at most
+    assert all(len(np.unique(labels[part])) <= shards * spans for part in parts)
+
+
+def test_shards_of_one_class_each():
+    labels = np.tile(np.arange(10), 60)
+    parts = partition(labels, scheme("shards", shards=2), 10, "toy")  # 20 shards of 30: half a class each
+    assert all(1 <= len(np.unique(labels[part])) <= 2 for part in parts)
+
+
+def test_partition_depends_on_the_seed_alone():
+    labels = np.tile(np.arange(10), 60)
+    for name in PARTITIONS:
+        first, again, other = (
+            partition(labels, scheme(name, alpha=5.0, seed=seed, min_samples=2), 6, "toy") for seed in (1, 1, 2)
+        )
+        assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+        assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_global_random_state_plays_no_part_and_stays_as_it_was():
+    labels = np.tile(np.arange(10), 60)
+    np.random.seed(5)
+    first = partition(labels, scheme("dirichlet", alpha=5.0), 6, "toy")
+    drawn = np.random.random()
+    np.random.seed(5)
+    assert drawn == np.random.random()
+    again = partition(labels, scheme("dirichlet", alpha=5.0), 6, "toy")
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_too_small_a_client_is_an_error_that_names_the_remedy():
+    labels = np.repeat(np.arange(3), 20)
+    text = message(partition, labels, scheme("dirichlet", alpha=0.01), 10, "toy")
+    assert text.startswith("partition dirichlet with alpha = 0.01: client ")
+    assert "has 0 samples, it needs 2" in text
+    assert "set min-samples to 2" in text
+    assert "raise alpha" in text
+
+
+def test_min_samples_redraws_until_every_client_has_that_many():
+    labels = np.repeat(np.arange(10), 60)
+
+    def smallest(seed, min_samples):
+        parts = partition(labels, scheme("dirichlet", seed=seed, min_samples=min_samples), 10, "toy")
+        assert len(assert_disjoint(parts, 600)) == 600
+        return min(map(len, parts))
+
+    seed = next(seed for seed in range(100) if smallest(seed, 1) < 12)
+    assert smallest(seed, 15) >= 15
+
+
+def test_min_samples_that_no_draw_can_meet():
+    labels = np.repeat(np.arange(3), 20)
+    text = message(partition, labels, scheme("dirichlet", min_samples=7), 10, "toy")
+    assert "in the last of 100 draws, it needs 7; raise alpha, lower min-samples, use fewer clients" in text
+    text = message(partition, labels, scheme("iid", min_samples=7), 10, "toy")
+    assert text == "partition iid: client 0 of 10 has 6 samples, it needs 7; lower min-samples, use fewer clients"
+    text = message(partition, np.zeros(3, dtype=int), scheme("iid"), 2, "toy")
+    assert text == "partition iid: client 1 of 2 has 1 samples, it needs 2; use fewer clients"
+
+
+def test_what_the_library_refuses_is_one_line_of_data_error():
+    labels = np.array([0] * 30 + [1])
+    text = message(partition, labels, scheme("pathological"), 4, "toy")
+    assert text.startswith("partition pathological with classes-per-client = 2, 4 clients, 31 samples of toy: Label: 1")
+    text = message(partition, labels, scheme("shards", shards=10), 4, "toy")
+    assert "4 clients need 40 shards, but toy has 31 samples" in text
+
+
+def test_more_classes_per_client_than_there_are():
+    text = message(data.describe, config(classes_per_client=12), 4, kind=ConfigError)
+    assert text == "classes-per-client = 12: must be at most 10, the number of classes of digits"
+
+
+# --- the embedded dataset, splits, description ------------------------------------------------------------------------
+
+
+def test_digits_are_uint8_images():
+    pool = load_pool(Source.of(config()))
+    assert pool.x.dtype == np.uint8
+    assert pool.x.shape == (1797, 1, 8, 8)
+    assert pool.num_classes == 10
+    # The first row of the first digit is 0 0 5 13 9 1 0 0 of 16: times 255/16, rounded.
+    assert pool.x[0, 0, 0].tolist() == [0, 0, 80, 207, 143, 16, 0, 0]
+    assert pool.x.max() == 255
+    assert pool.y[:5].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("samples", "validation", "test", "expected"),
+    [
+        (100, 0.1, 0.25, (65, 10, 25)),
+        (100, 0.0, 0.25, (75, 0, 25)),
+        (11, 0.1, 0.25, (7, 1, 3)),  # 1.1 and 2.75
+        (2, 0.1, 0.25, (1, 0, 1)),
+        (2, 0.5, 0.4, (1, 0, 1)),
+        (3, 0.3, 0.6, (1, 0, 2)),  # 0.9 and 1.8: the one left after test is for training
+        (4, 0.0, 0.9, (1, 0, 3)),  # 3.6 would leave nothing to train on
+    ],
+)
+def test_split_sizes(samples, validation, test, expected, tmp_path):
+    save_pool(tmp_path / "a.npz", n=samples - 1, n_test=1)
+    keys = {"dataset": "npz", "data_dir": str(tmp_path / "a.npz"), "partition": "iid"}
+    own = data.load_client(config(**keys, validation_fraction=validation, test_fraction=test), 0, 1)
+    assert (len(own.train), len(own.validation), len(own.test)) == expected
+
+
+def test_splits_of_all_clients_are_disjoint_and_make_up_the_pool(tmp_path):
+    x = np.arange(240, dtype=np.float32).reshape(120, 2)
+    y = np.arange(120) % 4
+    np.savez(tmp_path / "data.npz", x_train=x[:90], y_train=y[:90], x_test=x[90:], y_test=y[90:])
+    clients = [data.load_client(config(dataset="npz", data_dir=str(tmp_path), partition="iid"), i, 4) for i in range(4)]
+    splits = [split for own in clients for split in (own.train, own.validation, own.test)]
+    seen = torch.cat([split.x for split in splits])
+    assert sorted(seen[:, 0].tolist()) == x[:, 0].tolist()
+    for split in splits:  # labels stay with their samples
+        assert torch.equal(split.y, (split.x[:, 0].long() // 2) % 4)
+
+
+def test_types_and_shapes():
+    own = data.load_client(config(), 3, 20)
+    assert own.train.x.dtype == torch.uint8
+    assert own.train.y.dtype == torch.int64
+    assert own.train.x.is_contiguous()
+    assert own.input_shape == tuple(own.train.x.shape[1:]) == (1, 8, 8)
+    assert own.num_classes == 10
+    assert len(torch.unique(torch.cat([own.train.y, own.validation.y, own.test.y]))) == 2
+
+
+def test_description_counts_what_clients_train_on():
+    cfg = config(partition="dirichlet", alpha=1.0)
+    told = data.describe(cfg, 5)
+    assert told.input_shape == (1, 8, 8)
+    assert told.label_counts.shape == (5, 10)
+    for i in range(5):
+        assert np.bincount(data.load_client(cfg, i, 5).train.y.numpy(), minlength=10).tolist() == list(
+            told.label_counts[i]
+        )
+
+
+def test_max_samples_keeps_a_seeded_choice_of_the_pool():
+    whole = load_pool(Source.of(config()))
+    some, again, other = (load_pool(Source.of(config(max_samples=300, seed=seed))) for seed in (1, 1, 2))
+    assert len(some.y) == len(some.x) == 300
+    assert some.num_classes == 10
+    assert np.array_equal(some.x, again.x)
+    assert not np.array_equal(some.x, other.x)
+    images = {image.tobytes() for image in whole.x}
+    assert all(image.tobytes() in images for image in some.x)
+    assert len(load_pool(Source.of(config(max_samples=5000))).y) == 1797
+
+
+def test_num_classes_is_taken_or_refused():
+    assert data.describe(config(num_classes=12), 5).label_counts.shape == (5, 12)
+    text = message(data.describe, config(num_classes=9), 5)
+    assert text == "dataset digits has label 9; num-classes = 9 allows 0 to 8"
+
+
+def fingerprint() -> str:
+    digest = hashlib.sha256()
+    for name in PARTITIONS:
+        for i in range(8):
+            own = data.load_client(config(partition=name, min_samples=10, max_samples=1500, seed=7), i, 8)
+            for split in (own.train, own.validation, own.test):
+                digest.update(split.x.numpy().tobytes() + split.y.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def test_another_process_draws_the_same_bit_for_bit_and_in_silence():
+    run = subprocess.run(
+        [sys.executable, "-c", "import test_data; print(test_data.fingerprint())"],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "PYTHONHASHSEED": "123"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.strip() == fingerprint()
+    # flwr-datasets imports matplotlib, which on a new machine may tell of its font cache.
+    assert [line for line in run.stderr.splitlines() if "atplotlib" not in line] == []
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_unknown_names():
+    text = message(data.check, config(dataset="digit"), kind=ConfigError)
+    assert text.startswith("dataset = 'digit': must be one of digits, mnist, ")
+    assert text.endswith("(did you mean 'digits'?)")
+    text = message(data.check, config(partition="dirichelet"), kind=ConfigError)
+    assert text.endswith("(did you mean 'dirichlet'?)")
+    data.check(config())
+
+
+def test_import_is_light():
+    code = (
+        "import data, sys; "
+        "print(sorted({'torchvision', 'sklearn', 'datasets', 'flwr_datasets', 'pandas'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+# --- npz, pooled ------------------------------------------------------------------------------------------------------
+
+
+def save_pool(path, n=12, n_test=4, **replace):
+    rng = np.random.default_rng(0)
+    arrays = {
+        "x_train": rng.integers(0, 256, (n, 5, 6, 3), dtype=np.uint8),
+        "y_train": np.arange(n) % 3,
+        "x_test": rng.integers(0, 256, (n_test, 5, 6, 3), dtype=np.uint8),
+        "y_test": np.arange(n_test) % 3,
+        **replace,
+    }
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+    return arrays
+
+
+def read_pool(path):
+    return load_pool(Source.of(config(dataset="npz", data_dir=str(path))))
+
+
+def test_pooled_file_training_part_first_channels_first(tmp_path):
+    arrays = save_pool(tmp_path / "mine.npz")
+    for data_dir in (tmp_path, tmp_path / "mine.npz"):
+        data.check(config(dataset="npz", data_dir=str(data_dir)))
+        pool = read_pool(data_dir)
+        assert np.array_equal(pool.x, np.concatenate([arrays["x_train"], arrays["x_test"]]).transpose(0, 3, 1, 2))
+        assert pool.y.tolist() == [0, 1, 2] * 4 + [0, 1, 2, 0]
+        assert pool.num_classes == 3
+
+
+def test_pooled_file_is_looked_for(tmp_path):
+    def problem(path):
+        cfg = config(dataset="npz", data_dir=str(path))
+        texts = {message(data.check, cfg), message(data.load_client, cfg, 0, 2)}
+        assert len(texts) == 1
+        return texts.pop()
+
+    assert problem("").startswith("dataset npz needs data-dir, an npz file with the arrays x_train, y_train, x_test")
+    assert problem(tmp_path / "nowhere.npz").startswith(f"data-dir = {tmp_path}/nowhere.npz is not there")
+    assert "has no npz file and no data.npz" in problem(tmp_path)
+    save_pool(tmp_path / "a.npz")
+    save_pool(tmp_path / "b.npz", y_train=np.full(12, 7))
+    assert "has 2 other npz files and no data.npz" in problem(tmp_path)
+    (tmp_path / "b.npz").rename(tmp_path / "data.npz")
+    assert read_pool(tmp_path).num_classes == 8
+    save_pool(tmp_path / "short.npz", x_test=None)
+    expected = f"{tmp_path}/short.npz: array x_test is missing; the file has x_train, y_train, y_test"
+    assert problem(tmp_path / "short.npz") == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "expected"),
+    [
+        ((12, 7), np.uint8, (7,)),
+        ((12, 7), np.int64, (7,)),
+        ((12, 7), np.float64, (7,)),
+        ((12, 5, 6), np.uint8, (1, 5, 6)),
+        ((12, 5, 6), np.float16, (1, 5, 6)),
+        ((12, 5, 6, 4), np.uint8, (4, 5, 6)),
+        ((12, 3, 5, 6), np.uint8, (3, 5, 6)),
+        ((12, 1, 5, 6), np.dtype(">f8"), (1, 5, 6)),
+        ((12, 3, 5, 1), np.float32, (1, 3, 5)),  # both fit: the last dimension is the channels
+    ],
+)
+def test_layouts(tmp_path, shape, dtype, expected):
+    x = (np.arange(np.prod(shape)) % 251).reshape(shape).astype(dtype)
+    save_pool(tmp_path / "a.npz", x_train=x, x_test=x[:4])
+    pool = read_pool(tmp_path)
+    assert pool.x.shape == (16, *expected)
+    assert pool.x.dtype == (np.uint8 if dtype is np.uint8 and len(shape) > 2 else np.float32)
+    assert pool.x.flags.c_contiguous
+    last = x[11].transpose(2, 0, 1) if len(shape) == 4 and shape[3] in (1, 3, 4) else x[11]
+    assert np.array_equal(pool.x[11].ravel(), last.ravel())
+
+
+IMAGES = np.zeros((12, 5, 6, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("replace", "expected"),
+    [
+        ({"x_train": np.zeros((12, 5, 6, 7), np.uint8)}, "array x_train has shape (12, 5, 6, 7); it must be"),
+        ({"x_train": np.zeros(12, np.uint8)}, "array x_train has shape (12,); it must be"),
+        ({"x_train": IMAGES.astype(np.int32)}, "array x_train has type int32; images must be uint8"),
+        ({"x_train": IMAGES.astype(bool)}, "array x_train has type bool; images must be uint8"),
+        ({"x_train": IMAGES.astype(complex)}, "array x_train has type complex128; images must be"),
+        ({"x_train": np.full((12, 2), "a")}, "array x_train has type <U1; images must be"),
+        ({"x_train": np.full((12, 2), np.nan)}, "array x_train has values that are not finite"),
+        ({"x_train": np.full((12, 2), 1e300)}, "array x_train has values that are not finite"),
+        ({"x_train": IMAGES[:0]}, "array x_train is empty, its shape is (0, 5, 6, 3)"),
+        ({"x_train": IMAGES[:11]}, "x_train has 11 samples, y_train has 12 labels"),
+        (
+            {"x_train": np.zeros((12, 5, 5, 3), np.uint8)},
+            "x_train has samples of shape (3, 5, 5) and type uint8, x_test",
+        ),
+        ({"x_train": IMAGES.astype(np.float32)}, "and type float32, x_test of shape (3, 5, 6) and type uint8"),
+        ({"x_train": np.array([None] * 12)}, "array x_train cannot be read (Object arrays cannot be loaded"),
+        ({"y_train": np.array([{}] * 12)}, "array y_train cannot be read (Object arrays cannot be loaded"),
+        ({"y_train": np.arange(12.0)}, "array y_train has type float64; labels must be integers"),
+        ({"y_train": np.zeros((12, 1), int)}, "array y_train has shape (12, 1); labels must have one dimension"),
+        ({"y_train": np.arange(12) - 1}, "array y_train goes from -1 to 10; labels must be class numbers"),
+        ({"y_train": np.full(12, 2**64 - 1, np.uint64)}, "array y_train goes from 18446744073709551615 to"),
+        ({"y_train": None}, "array y_train is missing; the file has x_train, x_test, y_test"),
+    ],
+)
+def test_what_a_pooled_file_may_not_have(tmp_path, replace, expected):
+    save_pool(tmp_path / "a.npz", **replace)
+    text = message(read_pool, tmp_path)
+    assert text.startswith(f"{tmp_path}/a.npz: ")
+    assert expected in text
+
+
+def test_a_file_that_is_no_npz(tmp_path):
+    path = tmp_path / "a.npz"
+    save_pool(path)
+    whole = path.read_bytes()
+    with (tmp_path / "array.npy").open("wb") as file:
+        np.save(file, IMAGES)
+    other = [
+        b"",
+        b"x_train",
+        whole[: len(whole) // 2],
+        pickle.dumps({"x_train": [1]}),
+        (tmp_path / "array.npy").read_bytes(),
+    ]
+    for content in other:
+        path.write_bytes(content)
+        assert message(read_pool, tmp_path) == (
+            f"{path}: is not a complete npz file (a zip of arrays, as numpy.savez writes it)"
+        )
+
+
+def test_a_pickled_array_is_not_executed(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "sprung"),))
+
+    save_pool(tmp_path / "a.npz", x_train=np.array([Trap()] * 12))
+    message(read_pool, tmp_path)
+    assert not (tmp_path / "sprung").exists()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(position=st.floats(0, 1, exclude_max=True), value=st.integers(0, 255), compress=st.booleans())
+def test_an_altered_byte_is_a_data_error_or_does_no_harm(tmp_path_factory, position, value, compress):
+    path = tmp_path_factory.getbasetemp() / "altered.npz"
+    arrays = {"x": np.arange(20, dtype=np.float32).reshape(10, 2), "y": np.arange(10)}
+    (np.savez_compressed if compress else np.savez)(path, **arrays)
+    content = bytearray(path.read_bytes())
+    content[int(position * len(content))] = value
+    path.write_bytes(content)
+    try:
+        samples = read_samples(path)
+    except DataError as error:
+        assert str(error).startswith(str(path))  # noqa: PT017
+    else:
+        assert np.array_equal(samples.x, arrays["x"])
+        assert np.array_equal(samples.y, arrays["y"])
+
+
+# --- npz, a file per client -------------------------------------------------------------------------------------------
+
+
+def save_own(folder, i, n=20, n_test=5, classes=3, shape=(4,)):
+    for part, count in (("train", n), ("test", n_test)):
+        (folder / part).mkdir(exist_ok=True, parents=True)
+        x = np.arange(count)[(..., *[None] * len(shape))] + np.zeros(shape, np.float32) + 100 * i
+        np.savez(folder / part / f"{i}.npz", x=x.astype(np.float32), y=np.arange(count) % classes)
+
+
+def clients_config(folder, **keys):
+    return config(dataset="npz-clients", data_dir=str(folder), **keys)
+
+
+def test_a_file_per_client(tmp_path):
+    for i in range(3):
+        save_own(tmp_path, i, classes=2 + i)
+    cfg = clients_config(tmp_path)
+    data.check(cfg)
+    own = data.load_client(cfg, 1, 3)
+    assert (len(own.train), len(own.validation), len(own.test)) == (18, 2, 5)
+    assert own.num_classes == 4  # of all clients
+    assert own.input_shape == (4,)
+    assert sorted(torch.cat([own.train.x, own.validation.x])[:, 0].tolist()) == [100.0 + i for i in range(20)]
+    assert own.test.x[:, 0].tolist() == [100.0, 101.0, 102.0, 103.0, 104.0]
+    assert torch.equal(own.train.y, (own.train.x[:, 0].long() - 100) % 3)
+    told = data.describe(cfg, 3)
+    assert told.label_counts.shape == (3, 4)
+    for i in range(3):
+        counts = np.bincount(data.load_client(cfg, i, 3).train.y.numpy(), minlength=4)
+        assert counts.tolist() == told.label_counts[i].tolist()
+
+
+def test_max_samples_of_a_file_per_client(tmp_path):
+    save_own(tmp_path, 0)
+    cfg = clients_config(tmp_path, max_samples=10)
+    own = data.load_client(cfg, 0, 1)
+    assert (len(own.train), len(own.validation), len(own.test)) == (9, 1, 5)
+    assert data.describe(cfg, 1).label_counts.sum() == 9
+    assert len(data.load_client(clients_config(tmp_path, max_samples=50), 0, 1).train) == 18
+
+
+def test_the_number_of_clients_must_be_that_of_the_files(tmp_path):
+    assert "needs data-dir, the directory that has files per client" in message(data.check, clients_config(""))
+    assert "is not a directory" in message(data.check, clients_config(tmp_path / "no"))
+    cfg = clients_config(tmp_path)
+    assert message(data.check, cfg).startswith(f"{tmp_path}/train/0.npz is missing: the federation has 1 clients")
+    for i in range(3):
+        save_own(tmp_path, i)
+    data.check(cfg)
+    text = message(data.load_client, cfg, 0, 5)
+    assert text.startswith(f"{tmp_path}/train/3.npz is missing: the federation has 5 clients")
+    assert message(data.describe, cfg, 5) == text
+    text = message(data.load_client, cfg, 0, 2)
+    assert "has files of 3 clients, the federation has 2" in text
+    (tmp_path / "test" / "1.npz").unlink()
+    assert message(data.check, cfg).startswith(f"{tmp_path}/test/1.npz is missing: the federation has 3 clients")
+
+
+def test_clients_must_be_alike(tmp_path):
+    save_own(tmp_path, 0)
+    save_own(tmp_path, 1, shape=(5,))
+    text = message(data.load_client, clients_config(tmp_path), 1, 2)
+    assert text.startswith(
+        f"{tmp_path}: train/1.npz has samples of shape (5,) and type float32, train/0.npz of shape (4,)"
+    )
+
+
+def test_num_classes_of_files_per_client(tmp_path):
+    save_own(tmp_path, 0)
+    assert data.load_client(clients_config(tmp_path, num_classes=7), 0, 1).num_classes == 7
+    text = message(data.load_client, clients_config(tmp_path, num_classes=2), 0, 1)
+    assert text == f"{tmp_path}/train/0.npz: array y has label 2; num-classes = 2 allows 0 to 1"
+    save_own(tmp_path, 1, classes=5)
+    text = message(data.describe, clients_config(tmp_path, num_classes=3), 2)
+    assert text == f"data-dir = {tmp_path} has label 4; num-classes = 3 allows 0 to 2"
+
+
+def save_node(folder, n=20, classes=3):
+    np.savez(folder / "train.npz", x=np.zeros((n, 5, 6), np.uint8), y=np.arange(n) % classes)
+    np.savez(folder / "test.npz", x=np.zeros((4, 5, 6), np.uint8), y=np.arange(4) % classes)
+
+
+def test_a_nodes_own_files(tmp_path):
+    save_node(tmp_path)
+    own = data.load_own(tmp_path, 0.25, 0, "ward 7")
+    assert (len(own.train), len(own.validation), len(own.test)) == (15, 5, 4)
+    assert own.input_shape == (1, 5, 6)
+    assert own.num_classes == 3
+    assert data.load_own(tmp_path, 0.25, 0, "ward 7") is own  # no second reading
+    assert not torch.equal(data.load_own(tmp_path, 0.25, 0, "ward 8").train.y, own.train.y)
+    assert not torch.equal(data.load_own(tmp_path, 0.25, 1, "ward 7").train.y, own.train.y)
+    assert len(data.load_own(tmp_path, 0.0, 0, "ward 7").validation) == 0
+    assert len(data.load_own(tmp_path, 0.0, 0, "ward 7", max_samples=6).train) == 6
+    assert data.load_own(tmp_path, 0.25, 0, "ward 7", num_classes=10).num_classes == 10
+
+
+def test_a_nodes_altered_file_is_read_anew(tmp_path):
+    save_node(tmp_path)
+    assert len(data.load_own(tmp_path, 0.0, 0, "a").train) == 20
+    save_node(tmp_path, n=30, classes=4)
+    own = data.load_own(tmp_path, 0.0, 0, "a")
+    assert len(own.train) == 30
+    assert own.num_classes == 4
+
+
+def test_a_nodes_missing_or_useless_file(tmp_path):
+    assert message(data.load_own, tmp_path, 0.1, 0, "a") == (
+        f"{tmp_path}/train.npz is not there; it must be an npz file with the arrays x and y"
+    )
+    save_node(tmp_path)
+    np.savez(tmp_path / "test.npz", x=np.zeros((4, 5, 7), np.uint8), y=np.zeros(4, int))
+    assert "test.npz of shape (1, 5, 7)" in message(data.load_own, tmp_path, 0.1, 0, "a")
+    np.savez(tmp_path / "test.npz", x=np.zeros((4, 5, 6), np.uint8))
+    assert message(data.load_own, tmp_path, 0.1, 0, "a") == f"{tmp_path}/test.npz: array y is missing; the file has x"
+
+
+def test_a_single_sample_is_for_training(tmp_path):
+    save_node(tmp_path, n=1)
+    own = data.load_own(tmp_path, 0.9, 0, "a")
+    assert (len(own.train), len(own.validation)) == (1, 0)
+
+
+# --- torchvision's readers, on small files in the official format -----------------------------------------------------
+
+
+def save_idx(folder, images, labels, part):
+    folder.mkdir(parents=True, exist_ok=True)
+    header = struct.pack(">IIII", 0x803, *images.shape)
+    (folder / f"{part}-images-idx3-ubyte").write_bytes(header + images.tobytes())
+    (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, len(labels)) + labels.tobytes())
+
+
+@pytest.mark.parametrize(("dataset", "folder"), [("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST")])
+def test_idx_files(tmp_path, dataset, folder):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (30, 28, 28), dtype=np.uint8)
+    labels = (np.arange(30) % 10).astype(np.uint8)
+    cfg = config(dataset=dataset, data_dir=str(tmp_path), partition="iid")
+    text = message(data.check, cfg)
+    assert text.startswith(
+        f"dataset {dataset} is not in data-dir = {tmp_path}: {tmp_path}/{folder}/raw/train-images-idx3"
+    )
+    assert "download=true" in text
+    assert message(data.load_client, cfg, 0, 2) == text
+    save_idx(tmp_path / folder / "raw", images[:20], labels[:20], "train")
+    assert "t10k-images-idx3-ubyte is missing" in message(data.check, cfg)
+    save_idx(tmp_path / folder / "raw", images[20:], labels[20:], "t10k")
+    data.check(cfg)
+    pool = load_pool(Source.of(cfg))
+    assert np.array_equal(pool.x, images[:, None])
+    assert np.array_equal(pool.y, labels)
+    assert pool.num_classes == 10
+    assert data.load_client(cfg, 0, 2).input_shape == (1, 28, 28)
+
+
+def test_idx_files_that_are_broken(tmp_path):
+    raw = tmp_path / "MNIST" / "raw"
+    images, labels = np.zeros((20, 28, 28), np.uint8), np.zeros(20, np.uint8)
+    for part in ("train", "t10k"):
+        save_idx(raw, images, labels, part)
+    cfg = config(dataset="mnist", data_dir=str(tmp_path))
+    for content in (b"", (raw / "train-images-idx3-ubyte").read_bytes()[:500], b"\0" * 500):
+        (raw / "train-images-idx3-ubyte").write_bytes(content)
+        assert message(data.load_client, cfg, 0, 2).startswith(f"torchvision cannot read MNIST in {tmp_path}: ")
+    save_idx(raw, images, labels[:15], "train")
+    assert message(data.load_client, cfg, 0, 2) == f"MNIST in {tmp_path}: training part has 20 images and 15 labels"
+
+
+def test_data_dir_of_an_official_dataset_may_not_be_empty():
+    text = message(data.check, config(dataset="cifar10", download=True))
+    assert text.startswith("dataset cifar10 needs data-dir, the directory that has cifar-10-batches-py/")
+
+
+def save_batch(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(pickle.dumps(content))
+    return [path.name, hashlib.md5(path.read_bytes()).hexdigest()]
+
+
+@pytest.mark.parametrize("base", [torchvision.datasets.CIFAR10, torchvision.datasets.CIFAR100])
+def test_cifar_batches(tmp_path, base):
+    # The files are small, so a class of the test's own declares their MD5 sums, as CIFAR10 declares the official ones.
+    rng = np.random.default_rng(0)
+    hundred = base is torchvision.datasets.CIFAR100
+    images = rng.integers(0, 256, (30, 3, 32, 32), dtype=np.uint8)
+    labels = rng.integers(0, 100 if hundred else 10, 30)
+    names = [name for name, _ in base.train_list + base.test_list]
+    folder = tmp_path / base.base_folder
+    files = []
+    for name, rows in zip(names, np.array_split(np.arange(30), len(names)), strict=True):
+        content = {"data": images[rows].reshape(-1, 3072)}
+        content |= {"fine_labels": labels[rows].tolist(), "coarse_labels": [0] * len(rows)} if hundred else {}
+        content |= {} if hundred else {"labels": labels[rows].tolist()}
+        files.append(save_batch(folder / name, content))
+    _, md5 = save_batch(folder / base.meta["filename"], {base.meta["key"]: ["a"]})
+
+    class Small(base):
+        train_list = files[:-1]
+        test_list = files[-1:]
+        meta = {**base.meta, "md5": md5}  # noqa: RUF012
+
+    train, test = read_torchvision(Small, tmp_path)
+    assert np.array_equal(np.concatenate([train.x, test.x]), images)
+    assert np.array_equal(np.concatenate([train.y, test.y]), labels)
+    assert len(test.y) == len(np.array_split(np.arange(30), len(names))[-1])
+
+
+def test_cifar_files_that_are_not_the_official_ones_are_not_unpickled(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "sprung"),))
+
+    cfg = config(dataset="cifar10", data_dir=str(tmp_path))
+    assert f"{tmp_path}/cifar-10-batches-py/data_batch_1 is missing" in message(data.check, cfg)
+    for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"]:
+        save_batch(tmp_path / "cifar-10-batches-py" / name, Trap())
+    data.check(cfg)
+    text = message(data.load_client, cfg, 0, 2)
+    assert text.startswith(f"torchvision cannot read CIFAR10 in {tmp_path}: Dataset not found or corrupted")
+    assert not (tmp_path / "sprung").exists()
