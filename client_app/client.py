@@ -105,14 +105,15 @@ class FloretClient(NumPyClient):
     def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
         """Measure the personal model of the last round that this client took part in, without changing anything.
 
-        If arrays arrived, what they and the private part make is measured too, as ``before``. Arguments as in ``fit``.
+        A client that never took part has no personal model, and no ``after``. If arrays arrived, what they and the
+        private part make is measured too, as ``before``. Arguments as in ``fit``.
 
         Returns:
-            The loss of the personal model on the test split, the number of test samples, and metrics as in ``fit``.
+            The loss on the test split before receiving, the number of test samples, and metrics as in ``fit``.
         """
         started = time.perf_counter()
         self._begin(parameters, config)
-        metrics: dict[str, Any] = self._accuracies("after")
+        metrics: dict[str, Any] = self._accuracies("after") if self.setting.state.round else {}
         loss = self.test_loss()
         if self.received:
             self.receive()

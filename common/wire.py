@@ -11,7 +11,7 @@ NamedArrays = dict[str, np.ndarray]
 
 def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
     """Return a record that holds a copy of each array under its name, in the order given."""
-    return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
+    return ArrayRecord({name: Array(np.asarray(array, order="C")) for name, array in arrays.items()})
 
 
 def from_record(record: ArrayRecord) -> NamedArrays:

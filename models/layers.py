@@ -28,29 +28,29 @@ def mlp(shape: tuple[int, ...], classes: int) -> list[Layer]:
 
 
 def cnn2(shape: tuple[int, ...], classes: int) -> list[Layer]:
-    """Two 5 x 5 convolutions (32, 64), each with 2 x 2 max pooling, then linear layers of 512 and ``classes``.
+    """Two 5 x 5 convolutions (32, 64), each with 2 x 2 max pooling, then linear layers of 512 and the classes.
 
     FedDFPA section 5.1; the same network in FedCPD and, with other names, in UA-PDFL.
     """
-    return _convolutional("cnn2", shape, channels=(32, 64), kernel=5, linear=(512,), classes=classes)
+    return _convolutional("cnn2", shape, channels=(32, 64), kernels=(5, 5), linear=(512,), classes=classes)
 
 
 def cnn3(shape: tuple[int, ...], classes: int) -> list[Layer]:
-    """Three 3 x 3 convolutions (16, 32, 64), each with 2 x 2 max pooling, then linear layers of 64 and ``classes``.
+    """Three convolutions (16, 32, 64) with 2 x 2 max pooling, then linear layers of 64 and the classes.
 
-    PFAKD section 4.1 names three convolutional and two linear layers; the widths are our reading (256 features before
-    the linear layers on 32 x 32 images).
+    PFAKD section 4.1; kernels of 3, 4 and 3 and the widths are those of the authors' published code (256 features
+    before the linear layers on 32 x 32 images).
     """
-    return _convolutional("cnn3", shape, channels=(16, 32, 64), kernel=3, linear=(64,), classes=classes)
+    return _convolutional("cnn3", shape, channels=(16, 32, 64), kernels=(3, 4, 3), linear=(64,), classes=classes)
 
 
 def cnn5(shape: tuple[int, ...], classes: int) -> list[Layer]:
-    """Two 5 x 5 convolutions (6, 16), each with 2 x 2 max pooling, then linear layers of 120, 84 and ``classes``.
+    """Two 5 x 5 convolutions (6, 16), each with 2 x 2 max pooling, then linear layers of 120, 84 and the classes.
 
     PFPS-LWC section 4.1 names a five-layer CNN whose last layer is the head and prints no widths; these are the
     classical ones of LeNet-5.
     """
-    return _convolutional("cnn5", shape, channels=(6, 16), kernel=5, linear=(120, 84), classes=classes)
+    return _convolutional("cnn5", shape, channels=(6, 16), kernels=(5, 5), linear=(120, 84), classes=classes)
 
 
 def resnet18(shape: tuple[int, ...], classes: int) -> list[Layer]:
@@ -67,15 +67,21 @@ def resnet18(shape: tuple[int, ...], classes: int) -> list[Layer]:
 
 
 def _convolutional(
-    name: str, shape: tuple[int, ...], *, channels: tuple[int, ...], kernel: int, linear: tuple[int, ...], classes: int
+    name: str,
+    shape: tuple[int, ...],
+    *,
+    channels: tuple[int, ...],
+    kernels: tuple[int, ...],
+    linear: tuple[int, ...],
+    classes: int,
 ) -> list[Layer]:
     """Convolutions without padding, each with ReLU and 2 x 2 max pooling; linear layers with ReLU; the last layer."""
     smallest = 1
-    for _ in channels:
+    for kernel in reversed(kernels):
         smallest = 2 * smallest + kernel - 1
     width, *size = _image(name, shape, smallest)
     layers: list[Layer] = []
-    for i, out in enumerate(channels, 1):
+    for i, (out, kernel) in enumerate(zip(channels, kernels, strict=True), 1):
         modules = ((f"conv{i}", nn.Conv2d(width, out, kernel)), (f"relu{i}", nn.ReLU()), (f"pool{i}", nn.MaxPool2d(2)))
         layers.append(Layer(modules, f"pool{i}"))
         width, size = out, [(side - kernel + 1) // 2 for side in size]

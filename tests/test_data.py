@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -463,7 +464,7 @@ def test_a_pickled_array_is_not_executed(tmp_path):
 @given(position=st.floats(0, 1, exclude_max=True), value=st.integers(0, 255), compress=st.booleans())
 def test_an_altered_byte_is_a_data_error_or_does_no_harm(tmp_path_factory, position, value, compress):
     path = tmp_path_factory.getbasetemp() / "altered.npz"
-    arrays = {"x": np.arange(20, dtype=np.float32).reshape(10, 2), "y": np.arange(10)}
+    arrays: dict[str, Any] = {"x": np.arange(20, dtype=np.float32).reshape(10, 2), "y": np.arange(10)}
     (np.savez_compressed if compress else np.savez)(path, **arrays)
     content = bytearray(path.read_bytes())
     content[int(position * len(content))] = value
@@ -668,13 +669,13 @@ def test_cifar_batches(tmp_path, base):
     folder = tmp_path / base.base_folder
     files = []
     for name, rows in zip(names, np.array_split(np.arange(30), len(names)), strict=True):
-        content = {"data": images[rows].reshape(-1, 3072)}
+        content: dict[str, Any] = {"data": images[rows].reshape(-1, 3072)}
         content |= {"fine_labels": labels[rows].tolist(), "coarse_labels": [0] * len(rows)} if hundred else {}
         content |= {} if hundred else {"labels": labels[rows].tolist()}
         files.append(save_batch(folder / name, content))
     _, md5 = save_batch(folder / base.meta["filename"], {base.meta["key"]: ["a"]})
 
-    class Small(base):
+    class Small(base):  # type: ignore[misc, valid-type]
         train_list = files[:-1]
         test_list = files[-1:]
         meta = {**base.meta, "md5": md5}  # noqa: RUF012

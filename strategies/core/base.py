@@ -188,14 +188,19 @@ class FloretStrategy(Strategy):
         return [self._message(client, MessageType.EVALUATE, sent, server_round, config) for client in absent]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Take down what clients measured; return the means over all clients that measured anything this round."""
+        """Take down what clients measured; return the means over all that measured anything this round.
+
+        A client that has no model to measure yet is not in the reports.
+        """
         for client, message in self._answered(replies):
             try:
                 metrics = self._metrics(message)
             except RefusedError as reason:
                 self._refuse(client, str(reason))
                 continue
-            self.reports[client.name] = Report(client, False, metrics, 0, self._asked.pop(client.name))
+            down = self._asked.pop(client.name)
+            if any(name.startswith(("before.", "after.")) for name in metrics):
+                self.reports[client.name] = Report(client, False, metrics, 0, down)
         self._refuse_silent()
         order = {client.name: place for place, client in enumerate(self.roster)}
         self.reports = dict(sorted(self.reports.items(), key=lambda item: order[item[0]]))

@@ -1,0 +1,61 @@
+"""The ``floret`` command: collects the subcommands, one file each, and turns errors into one line."""
+
+import sys
+
+import click
+
+from cli.listing import list_names
+from cli.report import report
+from cli.run import run
+from common.errors import FloretError
+
+
+def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            click.echo(f"floret {version('floret')}")
+        except PackageNotFoundError:
+            click.echo("floret, run from a source tree that is not installed")
+        context.exit()
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
+)
+@click.pass_context
+def floret(context: click.Context) -> None:
+    """Personalized federated learning on Flower: one federation, one model per client.
+
+    A run is started with `flwr run`, or with `floret run`, which checks its config first; see the README.
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+floret.add_command(list_names)
+floret.add_command(report)
+floret.add_command(run)
+
+
+def main() -> None:
+    """Run the command line; an error that the user can mend is one line on stderr and exit code 2."""
+    try:
+        sys.exit(floret.main(prog_name="floret", standalone_mode=False))
+    except FloretError as error:
+        _fail(str(error), 2)
+    except click.ClickException as error:
+        _fail(error.format_message(), 2)
+    except click.Abort:
+        _fail("interrupted", 130)
+
+
+def _fail(message: str, code: int) -> None:
+    click.echo(f"floret: {message}", err=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

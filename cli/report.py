@@ -1,0 +1,29 @@
+"""``floret report``: the page of one run, or of several side by side."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Where to write the page."
+)
+def report(runs: tuple[Path, ...], output: Path | None) -> None:
+    """Write the report of a run, or compare several.
+
+    RUN is a run directory, finished or not. One: its report.html is written again, and its table of clients is printed.
+    Several: compare.html in the current directory, and a table with a row for each.
+    """
+    from server_app.report import client_table, read_run, table, write_report
+
+    read = [read_run(directory) for directory in runs]
+    if len(read) == 1:
+        path = output or runs[0] / "report.html"
+        click.echo(table(read) + "\n\n" + client_table(read[0]))
+    else:
+        path = output or Path("compare.html")
+        click.echo(table(read))
+    write_report(read, path)
+    click.echo(f"\nreport: {path.resolve()}")

@@ -1,0 +1,105 @@
+"""A real local SuperLink for the tests that go through ``flwr run``."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.harness import ROOT
+
+BIN = Path(sys.executable).parent
+
+
+@dataclass(frozen=True)
+class Simulator:
+    """Runs ``flwr run`` against a SuperLink of its own, on free ports and with private folders."""
+
+    env: dict[str, str]
+    output: Path
+
+    def run(self, run_config: str, federation_config: str, *, app: Path = ROOT, timeout: float = 240) -> str:
+        """Run the app to its end; return what the user sees."""
+        command = [str(BIN / "flwr"), "run", str(app), "test", "--stream", "--run-config", run_config]
+        done = subprocess.run(
+            [*command, "--federation-config", federation_config],
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+            cwd=self.output,
+        )
+        log: str = done.stdout
+        return log
+
+
+def free_port() -> int:
+    """Return a port that nothing listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path, seconds: float = 60) -> None:
+    """Return when something listens on ``port``; fail when ``process`` ends or time is up before."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        with socket.socket() as probe:
+            probe.settimeout(1)
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+    raise AssertionError(f"nothing listens on port {port}:\n{log.read_text(errors='replace')}")
+
+
+@pytest.fixture(scope="session")
+def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
+    """A SuperLink in simulation mode that ends with the tests."""
+    folder = tmp_path_factory.mktemp("simulator")
+    home, output = folder / "flwr", folder / "runs"
+    home.mkdir()
+    output.mkdir()
+    control = free_port()
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "test"\n\n[superlink.test]\naddress = "127.0.0.1:{control}"\ninsecure = true\n'
+    )
+    env = os.environ | {
+        "FLWR_HOME": str(home),
+        "FLORET_HOME": str(folder / "floret"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "NO_COLOR": "1",
+    }
+    log = folder / "superlink.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [
+                *(BIN / "flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"),
+                *("--control-api-address", f"127.0.0.1:{control}"),
+                *("--serverappio-api-address", "127.0.0.1:0"),
+            ],
+            env=env,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+        )
+    try:
+        wait_for_port(control, process, log)
+        yield Simulator(env, output)
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)

@@ -1,0 +1,123 @@
+"""A federation in this process: the real ServerApp and ClientApp, Flower's messages, a grid that delivers at once."""
+
+import itertools
+import json
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message, RecordDict
+from flwr.serverapp import Grid
+
+from cli.run import default_config
+from client_app.app import app as client_app
+from server_app.app import run
+
+_run_ids = itertools.count(1)
+ROOT = Path(__file__).resolve().parents[1]
+
+# How a test stands between a client and the server: from the message and the reply to the reply that arrives, or None.
+Tamper = Callable[[Message, Message], Message | None]
+
+
+class LocalGrid(Grid):
+    """Delivers each message to the ClientApp of its node when it is pushed, and keeps the replies until pulled.
+
+    Args:
+        run_config: what ``context.run_config`` says on every node.
+        clients: number of nodes; node ids are 1000, 1001, ...
+        backwards: deliver the messages of a push in reverse order.
+        tamper: applied to every reply.
+    """
+
+    def __init__(
+        self, run_config: dict[str, Any], clients: int, *, backwards: bool = False, tamper: Tamper | None = None
+    ) -> None:
+        self.backwards = backwards
+        self.tamper = tamper
+        self.messages: list[Message] = []
+        self._replies: dict[str, Message] = {}
+        self.contexts = {
+            1000 + i: Context(
+                run_id=1,
+                node_id=1000 + i,
+                node_config={"partition-id": i, "num-partitions": clients},
+                state=RecordDict(),
+                run_config=run_config,
+            )
+            for i in range(clients)
+        }
+
+    def set_run(self, run: Any) -> None:
+        raise AssertionError("no app calls this")
+
+    @property
+    def run(self) -> Any:
+        raise AssertionError("no app calls this")
+
+    def create_message(self, *_: Any, **__: Any) -> Message:
+        raise AssertionError("deprecated in Flower")
+
+    def send_and_receive(self, *_: Any, **__: Any) -> Iterable[Message]:
+        raise AssertionError("gathers all replies; the app must not use it")
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        pushed = list(messages)
+        for message in pushed:
+            message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
+            self.messages.append(message)
+        for message in reversed(pushed) if self.backwards else pushed:
+            reply: Message | None = client_app(message, self.contexts[message.metadata.dst_node_id])
+            if self.tamper and reply is not None:
+                reply = self.tamper(message, reply)
+            if reply is not None:
+                self._replies[message.metadata.message_id] = reply
+        return [message.metadata.message_id for message in pushed]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self._replies.pop(i) for i in message_ids if i in self._replies]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run left behind."""
+
+    directory: Path
+    history: list[dict[str, Any]]
+    summary: dict[str, Any]
+    grid: LocalGrid
+
+
+def run_config(output: Path, **keys: Any) -> dict[str, Any]:
+    """Return the defaults with ``keys`` in place: ``lr_decay`` for ``lr-decay``, ``pfakd__beta`` for ``pfakd.beta``."""
+    values = default_config(ROOT)
+    for name, value in keys.items():
+        key = name.replace("__", ".").replace("_", "-")
+        assert key in values, key
+        values[key] = value
+    return values | {"output-dir": str(output)}
+
+
+def federate(
+    output: Path, clients: int = 4, *, backwards: bool = False, tamper: Tamper | None = None, **keys: Any
+) -> Outcome:
+    """Run a whole federation with the default config but for ``keys``, two rounds unless said otherwise."""
+    values = run_config(output, **({"rounds": 2} | keys))
+    grid = LocalGrid(values, clients, backwards=backwards, tamper=tamper)
+    before = set(output.iterdir()) if output.exists() else set()
+    run(grid, Context(run_id=next(_run_ids), node_id=0, node_config={}, state=RecordDict(), run_config=values))
+    (directory,) = set(output.iterdir()) - before
+    history = [json.loads(line) for line in (directory / "history.jsonl").read_text().splitlines()]
+    return Outcome(directory, history, json.loads((directory / "summary.json").read_text()), grid)
+
+
+def timeless(value: Any) -> Any:
+    """Return a history without its times."""
+    if isinstance(value, dict):
+        return {key: timeless(item) for key, item in value.items() if key != "seconds"}
+    return [timeless(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,110 @@
+"""Every mistake in a config is one line that names the key, the value, and what would be right."""
+
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.run import default_config, parse_run_config, split_arguments
+from common.config import RunConfig, key_of
+from common.errors import ConfigError
+from server_app.settings import read_config
+from strategies import METHODS
+from tests.harness import ROOT, run_config
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"method": "fedprr"}, "method = 'fedprr': must be one of fedavg, "),
+        ({"method": "fedprr"}, "(did you mean 'fedper'?)"),
+        ({"model": "cnn"}, "model = 'cnn': must be one of mlp, cnn2, cnn3, cnn5, resnet18"),
+        ({"alpha": 0.0}, "alpha = 0.0: must be above 0"),
+        ({"alpha": -1}, "alpha = -1: must be above 0"),
+        ({"participation": 1.5}, "participation = 1.5: must be above 0 and at most 1"),
+        ({"rounds": 0}, "rounds = 0: must be at least 1"),
+        ({"rounds": 2.5}, "rounds = 2.5: must be a whole number"),
+        ({"rounds": True}, "rounds = True: must be a whole number"),
+        ({"lr": "fast"}, "lr = 'fast': must be a number"),
+        ({"lr": float("nan")}, "lr = nan: must be a number"),
+        ({"download": "yes"}, "download = 'yes': must be true or false"),
+        ({"batch_norm": "frozen"}, "batch-norm = 'frozen': must be one of shared, local"),
+        ({"output_dir": "runs"}, "output-dir = 'runs': must be an absolute path"),
+        ({"data_dir": "data"}, "data-dir = 'data': must be an absolute path"),
+        ({"input_shape": "3,32,32"}, "input-shape = '3,32,32': must be channels x height x width"),
+        ({"validation_fraction": 0.5, "test_fraction": 0.5}, "together they must leave at least 0.05 for training"),
+        ({"pfakd__distill_reduction": "max"}, "pfakd.distill-reduction = 'max': must be one of mean, sum"),
+        ({"pfakd__beta": -1.0}, "pfakd.beta = -1.0: must be at least 0"),
+    ],
+)
+def test_a_value_that_cannot_be_used(tmp_path: Path, keys: dict[str, Any], line: str) -> None:
+    values = run_config(tmp_path, **keys)
+    if "output_dir" in keys:
+        values["output-dir"] = keys["output_dir"]
+    with pytest.raises(ConfigError) as error:
+        read_config(values)
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_every_key_has_a_default_and_every_default_is_read() -> None:
+    known = {key_of(item.name) for item in fields(RunConfig)}
+    assert {key for key in default_config(ROOT) if "." not in key} == known
+
+
+def test_the_defaults_of_every_method_are_valid_and_belong_to_a_method() -> None:
+    values = default_config(ROOT)
+    read: set[str] = set()
+    for method in METHODS:
+        _, _, parameters = read_config(values | {"method": method})
+        read |= {f"{method}.{key_of(item.name)}" for item in fields(parameters)} if parameters else set()
+    assert {key for key in values if "." in key} == read
+
+
+def test_a_whole_number_stands_for_a_float(tmp_path: Path) -> None:
+    config, _, _ = read_config(run_config(tmp_path, alpha=1))
+    assert config.alpha == 1.0
+    assert type(config.alpha) is float
+
+
+def test_run_config_is_read_as_flower_reads_it(tmp_path: Path) -> None:
+    assert parse_run_config("""method="fedper" alpha=0.5 download=true pfakd.beta=2 data-dir='/a b'""") == {
+        "method": "fedper",
+        "alpha": 0.5,
+        "download": True,
+        "pfakd.beta": 2,
+        "data-dir": "/a b",
+    }
+    file = tmp_path / "run.toml"
+    file.write_text('method = "fedper"\n[pfakd]\nbeta = 3.0\n')
+    assert parse_run_config(str(file)) == {"method": "fedper", "pfakd.beta": 3.0}
+    places, overrides = split_arguments(["app", "--stream", "-c", "seed=1", "gpu", "--run-config=rounds=3"])
+    assert (places, overrides) == (["app", "gpu"], {"seed": 1, "rounds": 3})
+
+
+@pytest.mark.parametrize(
+    ("argument", "line"),
+    [
+        ("alhpa=1.0", "floret: alhpa is not a key of the run config (did you mean 'alpha'?)"),
+        ("pfakd.betta=1.0", "floret: pfakd.betta is not a key of the run config (did you mean 'pfakd.beta'?)"),
+        ("method=fedper", "floret: run config 'method=fedper' cannot be read"),
+        ('dataset="mnist" data-dir="/nowhere"', "floret: dataset mnist is not in data-dir = /nowhere: /nowhere/MNIST"),
+    ],
+)
+def test_floret_run_tells_a_mistake_before_anything_starts(tmp_path: Path, argument: str, line: str) -> None:
+    # A folder without flwr on the path: had the check passed, there would be nothing to start.
+    done = subprocess.run(
+        [sys.executable, "-m", "cli.main", "run", str(ROOT), "--run-config", argument],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+        env=os.environ | {"PATH": str(tmp_path)},
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(line)
+    assert done.stderr.count("\n") == 1

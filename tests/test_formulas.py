@@ -1,0 +1,181 @@
+"""Formulas against numbers worked out by hand."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client_app.batches import epoch, normalise
+from client_app.methods.fedproto import alignment_loss
+from client_app.methods.fedprox import proximal_term
+from client_app.methods.pfakd import attention_loss, attention_map, distillation_loss
+from client_app.prototypes import class_means, stack
+from client_app.state import ClientState
+from common.seeds import derive_seed, numpy_generator, torch_generator
+from common.wire import from_record, payload_bytes, to_record
+from data import Split
+from server_app.metrics import spread
+from strategies.core import Client, Roster, WeightedMean
+
+
+def test_fedprox_half_the_squared_distance_over_all_parameters() -> None:
+    own = [torch.tensor([1.0, 2.0]), torch.tensor([[3.0]])]
+    anchor = [torch.tensor([0.0, 4.0]), torch.tensor([[6.0]])]
+    # differences 1, -2, -3: squares 1 + 4 + 9 = 14; 0.5 / 2 * 14
+    assert proximal_term(own, anchor, 0.5).item() == pytest.approx(3.5)
+
+
+def test_pfakd_distillation_sum_and_mean() -> None:
+    own = torch.tensor([[1.0, 2.0], [0.0, 0.0]])
+    received = torch.tensor([[0.0, 0.0], [3.0, 0.0]])
+    # squared norms per sample 5 and 9; their mean 7; divided by 2 features 3.5
+    assert distillation_loss(own, received, "sum").item() == pytest.approx(7.0)
+    assert distillation_loss(own, received, "mean").item() == pytest.approx(3.5)
+
+
+def test_attention_map_and_transfer() -> None:
+    one = torch.tensor([[[[1.0, 0.0]], [[0.0, 2.0]]]])  # 1 sample, 2 channels, 1 x 2 pixels: sums of squares 1 and 4
+    assert attention_map(one)[0].tolist() == pytest.approx([1 / math.sqrt(17), 4 / math.sqrt(17)])
+    other = attention_map(torch.tensor([[[[3.0, 0.0]]]]))  # all attention on the first pixel: (1, 0)
+    # |(1, 4)/sqrt(17) - (1, 0)|^2 = 2 - 2/sqrt(17), once for each of two stages
+    assert attention_loss([one, one], [other, other]).item() == pytest.approx(2 * (2 - 2 / math.sqrt(17)))
+
+
+def test_attention_transfer_has_a_gradient_where_both_extractors_are_equal() -> None:
+    feature_map = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    attention_loss([feature_map], [attention_map(feature_map.detach())]).backward()
+    assert feature_map.grad is not None
+    assert torch.isfinite(feature_map.grad).all()
+
+
+def test_fedproto_alignment_leaves_out_unknown_classes() -> None:
+    features = torch.tensor([[1.0, 1.0], [5.0, 5.0]])
+    prototypes = torch.tensor([[0.0, 3.0], [0.0, 0.0]])
+    known = torch.tensor([True, False])
+    # the first sample, of class 0: squares 1 and 4; the second, of the unknown class 1, adds 0; mean over 4 entries
+    assert alignment_loss(features, torch.tensor([0, 1]), prototypes, known).item() == pytest.approx(1.25)
+
+
+def test_prototypes_are_class_means() -> None:
+    features = torch.tensor([[1.0, 0.0], [3.0, 4.0], [7.0, 7.0]])
+    means = class_means(features, torch.tensor([2, 2, 0]))
+    assert {name: mean.tolist() for name, mean in means.items()} == {
+        "prototype.2": [2.0, 2.0],
+        "prototype.0": [7.0, 7.0],
+    }
+    rows, known = stack(means, 4, 2, torch.device("cpu"))
+    assert known.tolist() == [True, False, True, False]
+    assert rows.tolist() == [[7.0, 7.0], [0.0, 0.0], [2.0, 2.0], [0.0, 0.0]]
+
+
+def test_weighted_mean_counts_each_tensor_over_those_who_sent_it() -> None:
+    mean = WeightedMean()
+    mean.add({"a": np.array([1.0, 2.0], np.float32), "b": np.array([5.0], np.float32)}, 1)
+    mean.add({"a": np.array([4.0, 8.0], np.float32)}, 2)
+    result = mean.result()
+    assert result["a"].tolist() == [3.0, 6.0]
+    assert result["b"].tolist() == [5.0]
+    assert result["a"].dtype == np.float32
+    assert WeightedMean().result() == {}
+
+
+@given(
+    st.floats(width=32, allow_nan=False, allow_infinity=False), st.lists(st.integers(1, 10**6), min_size=1, max_size=9)
+)
+def test_the_mean_of_equal_tensors_is_that_tensor(value: float, weights: list[int]) -> None:
+    mean = WeightedMean()
+    for weight in weights:
+        mean.add({"a": np.array([value], np.float32)}, weight)
+    assert mean.result()["a"][0] == np.float32(value)
+
+
+def test_spread_over_clients() -> None:
+    got = spread([0.5, 1.0, 0.0, 0.5], [1, 1, 2, 4])
+    assert got["mean"] == pytest.approx(0.5)
+    assert got["weighted_mean"] == pytest.approx(3.5 / 8)
+    assert got["std"] == pytest.approx(math.sqrt(0.125))
+    assert got["worst_decile"] == 0.0  # one client of four
+    assert spread([i / 100 for i in range(20)], [1] * 20)["worst_decile"] == pytest.approx(0.005)  # two of twenty
+
+
+def test_images_from_minus_one_to_one() -> None:
+    x = normalise(torch.tensor([[[[0, 255, 51]]]], dtype=torch.uint8))
+    assert x.flatten().tolist() == pytest.approx([-1.0, 1.0, -0.6])
+    features = torch.tensor([[0.25, -3.0]])
+    assert torch.equal(normalise(features), features)
+
+
+@given(n=st.integers(1, 40), batch_size=st.integers(2, 12), no_single=st.booleans())
+def test_an_epoch_takes_every_sample_once(n: int, batch_size: int, no_single: bool) -> None:
+    split = Split(torch.arange(n, dtype=torch.float32).unsqueeze(1), torch.arange(n))
+    batches = list(epoch(split, batch_size, torch.Generator().manual_seed(n), no_single=no_single))
+    assert sorted(torch.cat([batch.y for batch in batches]).tolist()) == list(range(n))
+    for batch in batches:
+        assert torch.equal(batch.x[:, 0].long(), batch.y)
+        assert torch.equal(batch.index, batch.y)
+    sizes = [len(batch.y) for batch in batches]
+    joined = no_single and n > batch_size and n % batch_size == 1
+    assert len(sizes) == math.ceil(n / batch_size) - joined
+    assert min(sizes) > 1 or not no_single or n == 1
+
+
+def test_seeds_depend_on_every_part_of_their_purpose() -> None:
+    seeds = [
+        derive_seed(0, "batches", "1", 2),
+        derive_seed(1, "batches", "1", 2),
+        derive_seed(0, "batches", "12"),
+        derive_seed(0, "batches", "1", "2"),
+        derive_seed(0, "sampling", 1, 2),
+    ]
+    assert len(set(seeds)) == len(seeds)
+    assert derive_seed(0, "batches", "1", 2) == seeds[0]
+    assert torch.equal(
+        torch.rand(3, generator=torch_generator(0, "a")), torch.rand(3, generator=torch_generator(0, "a"))
+    )
+    assert numpy_generator(0, "a").random() != numpy_generator(0, "b").random()
+
+
+def test_arrays_come_through_the_wire_unchanged_and_are_counted() -> None:
+    arrays: dict[str, Any] = {
+        "w": np.array([[1.5, -2.0, np.inf]], np.float32),
+        "n": np.array(7, np.int64),
+        "none": np.zeros((0, 3), np.float32),
+    }
+    record = to_record(arrays)
+    back = from_record(record)
+    assert list(back) == list(arrays)
+    for name, array in arrays.items():
+        assert back[name].dtype == array.dtype
+        assert back[name].shape == array.shape
+        assert np.array_equal(back[name], array)
+    assert payload_bytes(record) == 3 * 4 + 8
+
+
+def test_client_state_keeps_the_last_commit() -> None:
+    record = RecordDict()
+    state = ClientState(record)
+    assert (state.round, state.load()) == (0, {})
+    state.commit(1, {"a": torch.ones(2)})
+    state.commit(4, {"b": torch.tensor(3)})
+    again = ClientState(record)
+    assert again.round == 4
+    (kept,) = again.load().items()
+    assert (kept[0], kept[1].item()) == ("b", 3)
+
+
+def test_the_roster_goes_by_name_whatever_the_node() -> None:
+    roster = Roster()
+    for name, node in (("10", 5), ("2", 9), ("site-b", 1), ("site-a", 7)):
+        roster.add(Client(name, node, 1, 1, 1))
+    assert [client.name for client in roster] == ["2", "10", "site-a", "site-b"]
+    roster.add(Client("2", 77, 1, 1, 1))
+    assert len(roster) == 4
+    assert roster["2"].node_id == 77
+    assert roster.at(77).name == "2"
+    assert roster.known(77)
+    assert not roster.known(78)

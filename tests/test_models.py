@@ -1,0 +1,114 @@
+"""Models: where they split, what their tensors are called, what is shared of them, how they start."""
+
+import pytest
+import torch
+from torch import nn
+
+from common.errors import ConfigError
+from models import MODELS, SplitModel, batch_norm_names, build_model, feature_width, tensor_names
+
+SHAPES = {"mlp": (1, 8, 8), "cnn2": (1, 28, 28), "cnn3": (3, 32, 32), "cnn5": (3, 32, 32), "resnet18": (3, 32, 32)}
+
+
+def make(name: str, *, head_layers: int = 1, classes: int = 10, seed: int = 0) -> SplitModel:
+    return build_model(name, SHAPES[name], classes, head_layers, torch.Generator().manual_seed(seed))
+
+
+def test_every_model_is_tried() -> None:
+    assert set(SHAPES) == set(MODELS)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "features"),
+    [
+        # weights and biases, layer by layer, as one counts them from the papers
+        ("mlp", (64 * 128 + 128) + (128 * 64 + 64) + (64 * 10 + 10), 64),
+        ("cnn2", (25 * 32 + 32) + (25 * 32 * 64 + 64) + (1024 * 512 + 512) + (512 * 10 + 10), 512),
+        ("cnn3", (27 * 16 + 16) + (16 * 16 * 32 + 32) + (9 * 32 * 64 + 64) + (256 * 64 + 64) + (64 * 10 + 10), 64),
+        ("cnn5", (75 * 6 + 6) + (150 * 16 + 16) + (400 * 120 + 120) + (120 * 84 + 84) + (84 * 10 + 10), 84),
+        ("resnet18", 11_173_962, 512),
+    ],
+)
+def test_sizes(name: str, parameters: int, features: int) -> None:
+    model = make(name)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    assert feature_width(model, SHAPES[name]) == features
+    assert model.classifier.out_features == 10
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("head_layers", [1, 2])
+def test_the_split_changes_names_and_nothing_else(name: str, head_layers: int) -> None:
+    whole, split = make(name), make(name, head_layers=head_layers)
+    x = torch.rand(3, *SHAPES[name], generator=torch.Generator().manual_seed(1))
+    whole.eval(), split.eval()
+    assert torch.equal(whole(x), split(x))
+    names = tensor_names(split, "extractor") + tensor_names(split, "head")
+    assert names == tensor_names(split, "model")
+    assert (tensor_names(split, "head") == ["head.weight", "head.bias"]) == (head_layers == 1)
+
+
+def test_a_head_of_two_layers_keeps_their_names() -> None:
+    names = tensor_names(make("cnn2", head_layers=2), "head")
+    assert names == ["head.fc1.weight", "head.fc1.bias", "head.fc.weight", "head.fc.bias"]
+
+
+def test_a_split_that_leaves_no_extractor() -> None:
+    with pytest.raises(ConfigError, match="head-layers = 4: must be below 4, the layers of model 'cnn2'"):
+        make("cnn2", head_layers=4)
+
+
+@pytest.mark.parametrize(("shape", "have"), [((1, 8, 8), "8 x 8 images"), ((20,), "20 features")])
+def test_inputs_that_a_model_cannot_take(shape: tuple[int, ...], have: str) -> None:
+    with pytest.raises(ConfigError, match=f"model = 'cnn2': needs images of at least 16 x 16, the data have {have}"):
+        build_model("cnn2", shape, 10, 1, torch.Generator())
+
+
+def test_the_smallest_images_that_a_model_takes() -> None:
+    for name, smallest in (("cnn2", 16), ("cnn5", 16), ("cnn3", 24)):
+        model = build_model(name, (1, smallest, smallest), 10, 1, torch.Generator())
+        assert model(torch.zeros(1, 1, smallest, smallest)).shape == (1, 10)
+        with pytest.raises(ConfigError):
+            build_model(name, (1, smallest - 1, smallest), 10, 1, torch.Generator())
+
+
+def test_a_model_is_a_function_of_its_generator_and_leaves_the_global_one_alone() -> None:
+    state = torch.random.get_rng_state()
+    first, again, other = make("resnet18"), make("resnet18"), make("resnet18", seed=1)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    tensors = first.state_dict()
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in tensors.items())
+    assert not torch.equal(tensors["head.weight"], other.state_dict()["head.weight"])
+    assert all(torch.isfinite(tensor).all() for tensor in tensors.values())
+
+
+def test_linear_layers_start_within_one_over_root_of_fan_in() -> None:
+    weight = make("mlp").state_dict()["extractor.fc1.weight"]  # fan-in 64: the bound is 1 / 8
+    assert 0.12 < weight.abs().max() <= 0.125
+    assert abs(weight.mean()) < 0.005
+
+
+def test_batch_normalisation_is_found_by_type_at_any_depth() -> None:
+    model = make("resnet18")
+    names = batch_norm_names(model)
+    assert "extractor.layer2.0.downsample.1.running_var" in names
+    assert len(names) == 20 * 5
+    assert len(batch_norm_names(model, buffers_only=True)) == 20 * 3
+    shared = set(tensor_names(model, "model"))
+    assert not any(name.endswith("num_batches_tracked") for name in shared)
+    assert shared - set(tensor_names(model, "model", "local")) == {
+        name for name in names if name.endswith(("running_mean", "running_var"))
+    }
+    assert set(tensor_names(model, "model-without-batch-norm")) == shared - names
+    assert tensor_names(model, "nothing") == []
+
+
+def test_stages_are_the_feature_maps_of_the_convolutional_blocks() -> None:
+    model = make("cnn2")
+    x = torch.rand(2, 1, 28, 28)
+    output, maps = model.extractor.stages(x)
+    assert torch.equal(output, model.extractor(x))
+    assert [tuple(m.shape) for m in maps] == [(2, 32, 12, 12), (2, 64, 4, 4)]
+    _, maps = make("resnet18").extractor.stages(torch.rand(2, 3, 32, 32))
+    assert [m.shape[1] for m in maps] == [64, 64, 128, 256, 512]
+    assert isinstance(model.head, nn.Linear)

@@ -1,0 +1,513 @@
+"""The report of a run, read back: its numbers are those of the run's files, and it stands alone."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from statistics import fmean, median, pstdev
+from typing import Any
+
+import matplotlib
+import pytest
+
+from common.errors import FloretError
+from server_app.report import client_table, labels, megabytes, percent, read_run, short, table, write_report
+
+ROOT = Path(__file__).parent.parent
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """A page as its tags, its text, and what stands under each id: values of <data>, rows of a table."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.values: dict[str, list[float]] = {}
+        self.rows: dict[str, list[list[str]]] = {}
+        self.text: list[str] = []
+        self._open: list[tuple[str, str]] = []
+        self.feed(path.read_text(encoding="utf-8"))
+        assert not self._open, "every tag is closed"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = dict(attrs)
+        self.tags.append((tag, attributes))
+        inside = attributes.get("id") or (self._open[-1][1] if self._open else "")
+        if tag not in VOID:
+            self._open.append((tag, inside))
+        if tag == "data":
+            self.values.setdefault(inside, []).append(float(attributes["value"] or ""))
+        if tag == "tr":
+            self.rows.setdefault(inside, []).append([])
+        if tag in ("td", "th"):
+            self.rows[inside][-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop()[0] == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self._open or self._open[-1][0] == "style":
+            return
+        self.text.append(data)
+        if any(tag in ("td", "th") for tag, _ in self._open):
+            self.rows[self._open[-1][1]][-1][-1] += data
+
+    def body(self, name: str) -> list[list[str]]:
+        return [[" ".join(cell.split()) for cell in row] for row in self.rows[name][1:]]
+
+    def says(self, text: str) -> bool:
+        return text in " ".join(" ".join(self.text).split())
+
+
+def scores(values: list[float], weights: list[int]) -> dict[str, float]:
+    worst = sorted(values)[: max(1, -(-len(values) // 10))]
+    return {
+        "mean": fmean(values),
+        "weighted_mean": fmean(values, weights),
+        "std": pstdev(values),
+        "worst_decile": fmean(worst),
+    }
+
+
+def make_run(
+    directory: Path,
+    *,
+    names: list[str] | None = None,
+    method: str = "pfakd",
+    rounds: int = 6,
+    done: int | None = None,
+    classes: int = 4,
+    labels_known: bool = True,
+    validation: bool = True,
+    level: float = 0.9,
+    part: int | None = None,
+    refused: Mapping[int, tuple[str, str]] | None = None,
+    **config: Any,
+) -> Path:
+    """Write a run's files: no summary if killed after ``done`` rounds; odd rounds have only ``part`` clients."""
+    names = names or [str(place) for place in range(5)]
+    refused = refused or {}
+    done = rounds if done is None else done
+    directory.mkdir()
+    counts = {name: [(place + 3 * label) % 7 * 10 for label in range(classes)] for place, name in enumerate(names)}
+    sizes = {name: 20 + 3 * place for place, name in enumerate(names)}
+    about = {
+        "config": {
+            "method": method,
+            "dataset": "digits",
+            "model": "mlp",
+            "partition": "pathological",
+            "classes-per-client": 2,
+            "alpha": 0.1,
+            "seed": 0,
+            "rounds": rounds,
+            "lr": 0.01,
+            **config,
+        },
+        "parameters": {"beta": 1.0},
+        "run_id": "77",
+        "started": "2026-11-20T18:00:00Z",
+        "versions": {"floret": "0.1.0", "torch": "2.9.1"},
+        "num_classes": classes,
+        "clients": {
+            name: {
+                "samples": {"train": sum(counts[name]), "validation": 7, "test": sizes[name]},
+                "labels": counts[name] if labels_known else None,
+            }
+            for name in names
+        },
+    }
+    (directory / "config.json").write_text(json.dumps(about))
+    lines: list[dict[str, Any]] = []
+    for number in range(1, done + 1):
+        here = names if part is None or number % 2 == 0 else names[:part]
+        entries: dict[str, dict[str, Any]] = {}
+        for place, name in enumerate(here):
+            after = max(0.0, min(1.0, level - 0.4 / number - 0.01 * (place % 9)))
+            entries[name] = {
+                "trained": True,
+                "before": {"test": after / 2, "validation": None},
+                "after": {"test": after, "validation": after - 0.02 * (number == done) if validation else None},
+                "loss": 1 / number,
+                "bytes": {"up": 1000 + place, "down": 2000},
+                "seconds": 0.1,
+            }
+        weights = [sizes[name] for name in here]
+        after_test = scores([entries[name]["after"]["test"] for name in here], weights)
+        accuracy = {
+            "before": {"test": scores([entries[name]["before"]["test"] for name in here], weights), "validation": None},
+            "after": {
+                "test": after_test,
+                "validation": scores([entries[name]["after"]["validation"] for name in here], weights)
+                if validation
+                else None,
+            },
+        }
+        lines.append(
+            {
+                "round": number,
+                "clients": entries,
+                "accuracy": accuracy,
+                "loss": 1 / number,
+                "bytes": {way: sum(entry["bytes"][way] for entry in entries.values()) for way in ("up", "down")},
+                "refused": [dict(zip(("client", "reason"), refused[number], strict=True))] if number in refused else [],
+                "seconds": 1.0 + number,
+            }
+        )
+    (directory / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if done == rounds:
+        judged = [line for line in lines if validation and len(line["clients"]) == len(names)]
+        best = max(judged, key=lambda line: line["accuracy"]["after"]["validation"]["mean"], default=None)
+        summary = {
+            "accuracy": {when: lines[-1]["accuracy"][when]["test"] for when in ("after", "before")},
+            "best_validation": best
+            and {"round": best["round"], "test_mean": best["accuracy"]["after"]["test"]["mean"]},
+            "bytes": {way: sum(line["bytes"][way] for line in lines) for way in ("up", "down")},
+            "seconds": {
+                "total": sum(line["seconds"] for line in lines),
+                "per_round_median": median(line["seconds"] for line in lines),
+            },
+            "refused": len(refused),
+        }
+        (directory / "summary.json").write_text(json.dumps(summary))
+    return directory
+
+
+def load(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+    lines = [json.loads(line) for line in (directory / "history.jsonl").read_text().splitlines()]
+    return (
+        json.loads((directory / "config.json").read_text()),
+        lines,
+        json.loads((directory / "summary.json").read_text()),
+    )
+
+
+def report(*directories: Path) -> Page:
+    path = directories[0] / "report.html"
+    write_report([read_run(directory) for directory in directories], path)
+    return Page(path)
+
+
+def stands_alone(page: Page) -> None:
+    """No tag of the page makes a browser run or fetch anything."""
+    assert not {"script", "iframe", "object", "embed", "link", "img", "base"} & {tag for tag, _ in page.tags}
+    for _, attributes in page.tags:
+        for name, value in attributes.items():
+            assert not name.startswith("on")
+            if name in ("src", "href", "xlink:href", "action", "data"):
+                assert (value or "").startswith(("#", "data:image/png;base64,"))
+            assert "url(http" not in (value or "")
+
+
+def test_figures_of_the_page_are_those_of_the_files(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run", refused={3: ("4", "tensor head.bias is not finite")})
+    config, lines, summary = load(directory)
+    page = report(directory)
+    after, before = summary["accuracy"]["after"], summary["accuracy"]["before"]
+    assert page.values["after"] == [after["mean"], after["std"]]
+    assert page.values["before"] == [before["mean"], before["std"]]
+    assert page.values["worst"] == [after["worst_decile"], before["worst_decile"]]
+    assert page.values["weighted"] == [after["weighted_mean"], before["weighted_mean"]]
+    assert page.values["best"] == [summary["best_validation"]["test_mean"]]
+    assert page.values["bytes"] == [summary["bytes"]["up"], summary["bytes"]["down"]]
+    assert page.values["refused"] == [1]
+    assert page.body("refusals") == [["3", "4", "tensor head.bias is not finite"]]
+    for name, row in zip(config["clients"], page.body("clients"), strict=True):
+        entry, client = lines[-1]["clients"][name], config["clients"][name]
+        assert row[:7] == [
+            name,
+            f"{100 * entry['before']['test']:.1f} %",
+            f"{100 * entry['after']['test']:.1f} %",
+            *(str(client["samples"][split]) for split in ("train", "validation", "test")),
+            str(sum(count > 0 for count in client["labels"])),
+        ]
+        assert row[7] == str(len(lines))
+    assert page.says("pathological, 2 classes per client")
+    assert page.says(f"{100 * after['mean']:.1f} %")
+    assert not page.says("unfinished")
+    stands_alone(page)
+
+
+def test_rounds_to_quote_are_told_apart(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run")  # validation accuracy falls in the last round, test accuracy does not
+    _, lines, _ = load(directory)
+    rows = report(directory).body("milestones")
+    assert [row[1] for row in rows] == ["6", "5", "6"]
+    assert rows[0][0] == "Last round"
+    assert "papers" in rows[2][0]
+    quoted = lines[4]["accuracy"]["after"]
+    assert rows[1][3] == f"{100 * quoted['test']['mean']:.1f} % ± {100 * quoted['test']['std']:.1f}"
+    assert rows[1][5].startswith(f"{100 * quoted['validation']['mean']:.1f} %")
+    assert rows[1][6] == "\N{EN DASH}"
+
+
+def test_rounds_of_few_clients_are_not_compared_with_rounds_of_all(tmp_path: Path) -> None:
+    names = [str(place) for place in range(12)]
+    run = read_run(make_run(tmp_path / "run", names=names, rounds=8, done=7, part=2))
+    last = run.last_measured()
+    assert last is not None
+    assert last.round == 6
+    # The two clients of round 7 do best of all; that is no reason to quote them.
+    assert run.rounds[-1].after["test"].mean > last.after["test"].mean  # type: ignore[operator]
+    assert run.figures.after == last.after["test"]
+    assert [milestone.round.round for milestone in run.milestones()] == [6, 6, 6]
+
+
+def test_hostile_names_are_text(tmp_path: Path) -> None:
+    name = "<script>alert(1)</script>"
+    reason = '<img src="http://example.org/x" onerror="alert(1)">\x1b[2J'
+    directory = make_run(tmp_path / "run", names=[name, "$x^2$ & <b>"], refused={2: (name, reason)}, model='"><script>')
+    page = report(directory)
+    stands_alone(page)
+    assert page.body("clients")[1][0] == name
+    assert page.says("$x^2$ & <b>")
+    assert "&lt;script&gt;alert(1)" in (directory / "report.html").read_text()
+    assert "\x1b" not in short(reason)
+
+
+def test_killed_run(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run", rounds=20, done=7)
+    whole = (directory / "history.jsonl").read_text()
+    (directory / "history.jsonl").write_text(whole + whole.splitlines()[-1].replace('"round": 7', '"round": 8')[:150])
+    run = read_run(directory)
+    last = json.loads(whole.splitlines()[-1])
+    assert len(run.rounds) == 7
+    assert run.figures.after.mean == last["accuracy"]["after"]["test"]["mean"]
+    assert run.figures.best_validation is not None
+    assert run.figures.best_validation.round == 6
+    assert run.figures.bytes.up == 7 * last["bytes"]["up"]
+    page = report(directory)
+    assert page.says("unfinished: 7 of 20 rounds")
+    assert page.values["after"][0] == run.figures.after.mean
+    assert "unfinished: 7 of 20 rounds" in client_table(run)
+    assert "7 of 20" in table([run])
+
+
+@pytest.mark.parametrize("history", [None, "", '{"round": 1, "cli'])
+def test_run_killed_in_its_first_round(tmp_path: Path, history: str | None) -> None:
+    directory = make_run(tmp_path / "run", done=0)
+    (directory / "history.jsonl").unlink()
+    if history is not None:
+        (directory / "history.jsonl").write_text(history)
+    page = report(directory)
+    assert page.says("unfinished: 0 of 6 rounds")
+    assert "no round measured one" in client_table(read_run(directory))
+
+
+def test_rounds_written_again_after_a_resume_replace_the_old(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run", rounds=20, done=7)
+    lines = (directory / "history.jsonl").read_text().splitlines()
+    again = lines[4].replace('"seconds": 6.0', '"seconds": 99.0')
+    assert again != lines[4]
+    (directory / "history.jsonl").write_text("\n".join([*lines, again]) + "\n")
+    run = read_run(directory)
+    assert [line.round for line in run.rounds] == [1, 2, 3, 4, 5]
+    assert run.rounds[-1].seconds == 99.0
+
+
+def test_values_that_may_be_null(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run", labels_known=False, validation=False)
+    _, lines, summary = load(directory)
+    for line in lines:
+        line["accuracy"]["before"] = {"test": None, "validation": None}
+        line["loss"] = None
+        for entry in line["clients"].values():
+            entry["before"] = None
+    summary["accuracy"]["before"] = None
+    summary["seconds"] = None
+    (directory / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (directory / "summary.json").write_text(json.dumps(summary))
+    page = report(directory)
+    assert "before" not in page.values
+    assert page.values["after"][0] == summary["accuracy"]["after"]["mean"]
+    assert page.says("Labels never leave a client")
+    assert not page.says("Training loss")
+    assert [row[0] for row in page.body("milestones")] == [
+        "Last round",
+        "Best on test, only to compare with papers that report it",
+    ]
+
+
+@pytest.mark.parametrize("clients", [1, 300])
+def test_few_and_many_clients(tmp_path: Path, clients: int) -> None:
+    names = [f"site-{place}" for place in range(clients)]
+    directory = make_run(tmp_path / "run", names=names, classes=30, rounds=2)
+    page = report(directory)
+    assert [row[0] for row in page.body("clients")] == names
+    assert [tag for tag, _ in page.tags].count("figure") == 5
+    assert (directory / "report.html").stat().st_size < 1_000_000
+    text = client_table(read_run(directory))
+    assert max(map(len, text.splitlines())) <= 100
+    assert ("10 worst" in text) == (clients == 300)
+    assert sum(line.startswith("site-") for line in text.splitlines()) == min(clients, 20)
+
+
+def test_client_table_shows_the_worst_and_the_best(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run", names=[str(place) for place in range(50)])
+    _, lines, _ = load(directory)
+    after = {name: entry["after"]["test"] for name, entry in lines[-1]["clients"].items()}
+    shown = [line.split()[0] for line in client_table(read_run(directory)).splitlines() if line[:1].isdigit()]
+    shown.remove("50")  # of the heading, "50 clients: ..."
+    assert sorted(after[name] for name in shown[:10]) == sorted(after.values())[:10]
+    assert sorted(after[name] for name in shown[10:]) == sorted(after.values())[-10:]
+
+
+def test_comparison(tmp_path: Path) -> None:
+    directories = [
+        make_run(tmp_path / "a", level=0.8),
+        make_run(tmp_path / "b", level=0.95, seed=1),
+        make_run(tmp_path / "c", method="fedavg", rounds=9, done=4, level=0.7),
+    ]
+    runs = [read_run(directory) for directory in directories]
+    assert labels(runs) == ["pfakd, seed 0", "pfakd, seed 1", "fedavg"]
+    page = report(*directories)
+    rows = page.body("figures")
+    assert [row[0] for row in rows] == labels(runs)
+    for run, row in zip(runs, rows, strict=True):
+        spread = run.figures.after
+        assert row[1] == f"{100 * spread.mean:.1f} % ± {100 * spread.std:.1f}"  # type: ignore[operator]
+        assert row[6] == megabytes(run.figures.bytes.up)
+    assert rows[2][9] == "4 of 9"
+    best = [attributes for tag, attributes in page.tags if tag == "td" and "best" in (attributes.get("class") or "")]
+    assert len(best) == 1
+    assert {row[0]: row[1:] for row in page.body("differing")} == {"seed": ["0", "1", "0"], "rounds": ["6", "6", "9"]}
+    assert page.says("fedavg: unfinished: 4 of 9 rounds")
+    assert page.says("digits · mlp · pathological, 2 classes per client · 5 clients")
+    assert [tag for tag, _ in page.tags].count("figure") == 4
+    stands_alone(page)
+    lines = table(runs).splitlines()
+    assert len(lines) == 5
+    assert percent(runs[1].figures.before.mean).replace("\u00a0", " ") in lines[3]
+
+
+def test_run_that_sends_nothing(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run", method="local")
+    text = (directory / "history.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    for line in lines:
+        for one in (line, *line["clients"].values()):
+            one["bytes"] = {"up": 0, "down": 0}
+    (directory / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert not report(directory).says("Sent in each round")
+    page = report(directory, make_run(tmp_path / "other"))
+    assert page.says("A run that sends nothing is not drawn.")
+    assert not report(directory, directory).says("Accuracy for the bytes sent")
+
+
+def test_long_names_keep_the_end_that_tells_them_apart() -> None:
+    assert short("hospital-of-the-city-12", 12) == "hospit…ty-12"
+    assert short("site\n1") == "site 1"
+
+
+def test_runs_that_differ_in_nothing_are_named_by_directory(tmp_path: Path) -> None:
+    runs = [read_run(make_run(tmp_path / name)) for name in ("a", "b")]
+    assert labels(runs) == ["pfakd, a", "pfakd, b"]
+
+
+def test_same_run_same_bytes_whatever_the_settings_of_matplotlib(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run", classes=30)  # 30 classes: a heat map, the chart with an image in it
+    report(directory)
+    first = (directory / "report.html").read_bytes()
+    with matplotlib.rc_context({"font.size": 30, "svg.hashsalt": None, "axes.grid": False, "lines.marker": "x"}):
+        report(directory)
+    assert (directory / "report.html").read_bytes() == first
+    assert not list(directory.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", "{"),
+        ("config.json", "[]"),
+        ("config.json", "{}"),
+        ("history.jsonl", '{"round": 1}\n{"rou\n{"round": 3}\n'),
+        ("history.jsonl", '{"no round": 1}\n'),
+        ("history.jsonl", '{"round": 1, "loss": "low"}\n'),
+        ("summary.json", "nothing"),
+    ],
+)
+def test_damaged_file_is_named_in_one_line(tmp_path: Path, name: str, content: str) -> None:
+    directory = make_run(tmp_path / "run")
+    (directory / name).write_text(content)
+    with pytest.raises(FloretError) as caught:
+        read_run(directory)
+    assert str(directory / name) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0"), (999, "0.0010"), (4_560, "0.0046"), (83_250, "0.0833"), (7_920_000, "7.92")]
+)
+def test_megabytes_keep_what_matters(count: int, text: str) -> None:
+    assert megabytes(count) == text
+
+
+def floret(*arguments: str, cwd: Path, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed, "PYTHONIOENCODING": "utf-8"}
+    return subprocess.run(
+        [sys.executable, "-m", "cli.main", *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+
+
+def test_command_reports_a_run(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run")
+    result = floret("report", "run", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert str(directory / "report.html") in result.stdout
+    assert client_table(read_run(directory)) in result.stdout
+    other = floret("report", "run", "--output", "other.html", cwd=tmp_path, hash_seed="1")
+    assert other.returncode == 0
+    assert (tmp_path / "other.html").read_bytes() == (directory / "report.html").read_bytes()
+
+
+def test_command_compares_runs(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    make_run(tmp_path / "b", method="fedper")
+    result = floret("report", "a", "b", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert [row[0] for row in Page(tmp_path / "compare.html").body("figures")] == ["pfakd", "fedper"]
+    assert not (tmp_path / "a" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("report", "nowhere"), "floret: nowhere is not a run directory: it has no config.json\n"),
+        (("report", "run", "-o", "no/such/place.html"), "floret: cannot write no/such/place.html: "),
+        (("report",), "floret: Missing argument 'RUN...'"),
+        (("bloom",), "floret: No such command 'bloom'"),
+    ],
+)
+def test_command_errors_are_one_line(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    make_run(tmp_path / "run", rounds=1)
+    result = floret(*arguments, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith(says)
+    assert result.stderr.count("\n") == 1
+
+
+def test_command_starts_without_heavy_imports(tmp_path: Path) -> None:
+    code = "import cli.main, sys; print([m for m in ('torch', 'flwr', 'matplotlib', 'numpy') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
+    assert "report" in floret("--help", cwd=tmp_path).stdout
+    assert floret("--version", cwd=tmp_path).stdout.startswith("floret")
+
+
+def test_command_lists_names(tmp_path: Path) -> None:
+    result = floret("list", "methods", cwd=tmp_path)
+    assert result.returncode == 0
+    assert any(line.split()[0] == "pfakd" for line in result.stdout.splitlines())

@@ -1,0 +1,118 @@
+"""The main job as a user runs it: ``flwr run`` through a real SuperLink, Ray and its actors."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from client_app.batches import normalise
+from data import load_client
+from models import build_model
+from server_app.settings import read_config
+from tests.conftest import Simulator
+from tests.harness import ROOT, federate, run_config, timeless
+
+SHORT = "rounds=3 local-epochs=2"
+
+
+def finished(simulator: Simulator, run: str, federation: str, **keys: Any) -> tuple[str, Path]:
+    """Run to the end; return the log and the run directory."""
+    output = simulator.output / f"{len(list(simulator.output.iterdir()))}"
+    log = simulator.run(f'{run} output-dir="{output}"', federation, **keys)
+    directories = list(output.glob("*")) if output.exists() else []
+    assert len(directories) == 1, log
+    return log, directories[0]
+
+
+def read(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return summary and history."""
+    lines = (directory / "history.jsonl").read_text().splitlines()
+    return json.loads((directory / "summary.json").read_text()), [json.loads(line) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def two_actors(simulator: Simulator) -> tuple[str, Path]:
+    """Ten clients on two actors, half of them a round."""
+    return finished(
+        simulator, f"{SHORT} participation=0.5", "num-supernodes=10 client-resources-num-cpus=1 init-args-num-cpus=2"
+    )
+
+
+def test_the_main_job_ends_with_a_table_and_a_report(two_actors: tuple[str, Path]) -> None:
+    log, directory = two_actors
+    summary, history = read(directory)
+    assert [line["round"] for line in history] == [1, 2, 3]
+    assert all(f"round {i}/3 | accuracy before " in log for i in (1, 2, 3))
+    assert "Accuracy per client, last round:" in log
+    assert f"Report: {directory / 'report.html'}" in log
+    assert list(summary) == [
+        *("method", "dataset", "model", "partition", "clients", "rounds", "seed", "accuracy", "best_validation"),
+        *("bytes", "seconds", "refused", "versions"),
+    ]
+    assert (summary["method"], summary["clients"], summary["refused"]) == ("pfakd", 10, 0)
+    assert summary["accuracy"]["after"] == history[-1]["accuracy"]["after"]["test"]
+    config = json.loads((directory / "config.json").read_text())
+    assert config["parameters"]["beta"] == 1.0
+    counts = [client["labels"] for client in config["clients"].values()]
+    assert all(sum(1 for n in labels if n) == 2 for labels in counts)
+    assert [sum(labels) for labels in counts] == [c["samples"]["train"] for c in config["clients"].values()]
+
+
+def test_one_actor_gives_the_same_history_as_two(simulator: Simulator, two_actors: tuple[str, Path]) -> None:
+    _, directory = finished(
+        simulator, f"{SHORT} participation=0.5", "num-supernodes=10 client-resources-num-cpus=2 init-args-num-cpus=2"
+    )
+    one, two = read(directory)[1], read(two_actors[1])[1]
+    assert timeless(one) == timeless(two)
+
+
+def test_the_harness_of_the_other_tests_gives_the_same_history(tmp_path: Path, two_actors: tuple[str, Path]) -> None:
+    here = federate(tmp_path, 10, rounds=3, local_epochs=2, participation=0.5)
+    assert timeless(here.history) == timeless(read(two_actors[1])[1])
+
+
+def test_personal_models_are_those_that_were_measured(tmp_path: Path, two_actors: tuple[str, Path]) -> None:
+    _, directory = two_actors
+    _, history = read(directory)
+    config, _, _ = read_config(run_config(tmp_path))
+    files = sorted((directory / "checkpoints" / "personal").glob("*.safetensors"))
+    assert {file.stem for file in files} == set(history[-1]["clients"])
+    for file in files:
+        model = build_model(config.model, (1, 8, 8), 10, config.head_layers, torch.Generator()).eval()
+        model.load_state_dict(load_file(file))
+        test = load_client(config, int(file.stem), 10).test
+        accuracy = (model(normalise(test.x)).argmax(1) == test.y).float().mean().item()
+        assert accuracy == pytest.approx(history[-1]["clients"][file.stem]["after"]["test"])
+
+
+@pytest.mark.parametrize(
+    ("run", "line"),
+    [
+        ('method="fedprr"', "method = 'fedprr': must be one of fedavg, "),
+        ("classes-per-client=12", "classes-per-client = 12: must be at most 10, the number of classes of digits"),
+    ],
+)
+def test_a_config_that_cannot_be_used_ends_the_run_with_a_line(simulator: Simulator, run: str, line: str) -> None:
+    log = simulator.run(run, "num-supernodes=3 client-resources-num-cpus=1")
+    assert line in log
+    assert 'File "' not in log  # no stack of ours for the user to read
+
+
+def test_actors_run_the_code_of_the_app_that_was_submitted(simulator: Simulator, tmp_path: Path) -> None:
+    # Another checkout than the one that is installed, through a SuperLink that was started elsewhere.
+    app = tmp_path / "floret"
+    shutil.copytree(ROOT, app, ignore=shutil.ignore_patterns(".*", "tests", "*.egg-info", "__pycache__"))
+    changed = app / "client_app" / "methods" / "local.py"
+    changed.write_text(
+        changed.read_text() + "\n    def train(self) -> float:\n        return float(len(__file__))\n", encoding="utf-8"
+    )
+    _, directory = finished(
+        simulator, 'method="local" rounds=1', "num-supernodes=2 client-resources-num-cpus=1", app=app
+    )
+    loss = read(directory)[1][0]["loss"]
+    assert loss == int(loss)
+    assert loss > 20
