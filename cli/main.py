@@ -7,6 +7,7 @@ import click
 from cli.listing import list_names
 from cli.report import report
 from cli.run import run
+from cli.sweep import sweep
 from common.errors import FloretError
 
 
@@ -38,6 +39,7 @@ def floret(context: click.Context) -> None:
 floret.add_command(list_names)
 floret.add_command(report)
 floret.add_command(run)
+floret.add_command(sweep)
 
 
 def main() -> None:

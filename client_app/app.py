@@ -101,6 +101,13 @@ def evaluate(message: Message, context: Context) -> RecordDict:
     return RecordDict({"metrics": MetricRecord(metrics | {"loss": loss, "num-examples": samples})})
 
 
+@app.query("plan")
+@answer
+def plan(message: Message, context: Context) -> RecordDict:
+    """Answer what the method's server half asks before a round."""
+    return RecordDict({"plan": ConfigRecord(build_client(context).plan(*arguments(message)))})
+
+
 @app.query("describe")
 @answer
 def describe(message: Message, context: Context) -> RecordDict:

@@ -5,7 +5,7 @@
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -27,6 +27,8 @@ from models import Part, SplitModel, Stack, build_model, feature_width, tensor_n
 
 MODEL = "model."
 MEMORY = "memory."
+
+Loss = Callable[[Batch], Tensor]
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,8 @@ class FloretClient(NumPyClient):
 
         Args:
             parameters: the arrays that arrived.
-            config: ``names`` of the arrays, ``round`` (from 1), ``lr`` of this round, ``num-classes``, and the method's
-                own parameters.
+            config: ``names`` of the arrays, ``round`` (from 1), ``lr`` of this round, ``num-classes``, ``head-layers``,
+                and the method's own parameters.
 
         Returns:
             The arrays to send, the number of training samples, and metrics: ``names`` of the arrays, ``loss`` (mean
@@ -90,7 +92,7 @@ class FloretClient(NumPyClient):
                 was before the round.
         """
         started = time.perf_counter()
-        self._begin(parameters, config)
+        self.begin(parameters, config)
         self.receive()
         metrics: dict[str, Any] = self._accuracies("before")
         metrics["loss"] = self.train()
@@ -112,7 +114,7 @@ class FloretClient(NumPyClient):
             The loss on the test split before receiving, the number of test samples, and metrics as in ``fit``.
         """
         started = time.perf_counter()
-        self._begin(parameters, config)
+        self.begin(parameters, config)
         metrics: dict[str, Any] = self._accuracies("after") if self.setting.state.round else {}
         loss = self.test_loss()
         if self.received:
@@ -120,6 +122,14 @@ class FloretClient(NumPyClient):
             metrics |= self._accuracies("before")
         metrics["seconds"] = time.perf_counter() - started
         return loss, len(self.data.test), metrics
+
+    def plan(self, parameters: list[np.ndarray], config: dict[str, Any]) -> dict[str, Any]:
+        """Answer what the method's server half asks before a round, without changing anything; arguments as in ``fit``.
+
+        Returns:
+            Scalars and lists of scalars by name; nothing unless a method asks.
+        """
+        return {}
 
     # The steps that a method may override
 
@@ -161,10 +171,8 @@ class FloretClient(NumPyClient):
             raise FloretError(f"{full} is missing from the message: do server and client run the same version?")
         return self.message[full]  # type: ignore[no-any-return]
 
-    def run_epochs(
-        self, epochs: int, parameters: Iterable[nn.Parameter], loss: Callable[[Batch], Tensor] | None = None
-    ) -> float:
-        """Go ``epochs`` times through the training data with a fresh SGD over ``parameters``; others stay frozen.
+    def run_epochs(self, epochs: int, parameters: Iterable[nn.Parameter], loss: Loss | None = None) -> float:
+        """Go ``epochs`` times through the training data with a fresh SGD over ``parameters``; the rest stays frozen.
 
         Args:
             epochs: passes through the training split.
@@ -174,26 +182,42 @@ class FloretClient(NumPyClient):
         Returns:
             The mean of the loss over all steps.
         """
-        loss = loss or self.loss
-        trained = list(parameters)
-        optimizer = torch.optim.SGD(
-            trained, lr=self.message["lr"], momentum=self.config.momentum, weight_decay=self.config.weight_decay
-        )
-        chosen = {id(parameter) for parameter in trained}
-        for parameter in self.model.parameters():
-            parameter.requires_grad_(id(parameter) in chosen)
+        return self.run_turns(epochs, [(list(parameters), loss or self.loss)])
+
+    def run_turns(self, epochs: int, turns: Sequence[tuple[list[nn.Parameter], Loss]]) -> float:
+        """Go ``epochs`` times through the training data; on each batch take one step for every turn, in order.
+
+        Each turn has its own SGD over its own parameters, and while it steps, everything else is frozen.
+
+        Returns:
+            The mean of the last turn's loss over all batches.
+        """
+        optimizers = [
+            torch.optim.SGD(
+                parameters, lr=self.message["lr"], momentum=self.config.momentum, weight_decay=self.config.weight_decay
+            )
+            for parameters, _ in turns
+        ]
         self.model.train()
+        everything = {*self.model.parameters(), *(p for parameters, _ in turns for p in parameters)}
+        chosen: list[nn.Parameter] = []
         # Summed on the device, so that no step waits for the host.
-        total, steps = torch.zeros((), device=self.device), 0
+        total, batches = torch.zeros((), device=self.device), 0
         for _ in range(epochs):
             for batch in self.training_batches():
-                optimizer.zero_grad(set_to_none=True)
-                value = loss(batch)
-                value.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
+                for (parameters, loss), optimizer in zip(turns, optimizers, strict=True):
+                    if parameters is not chosen:
+                        chosen = parameters
+                        only = set(parameters)
+                        for parameter in everything:
+                            parameter.requires_grad_(parameter in only)
+                    optimizer.zero_grad(set_to_none=True)
+                    value = loss(batch)
+                    value.backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
                 total += value.detach()
-                steps += 1
-        return float(total) / steps
+                batches += 1
+        return float(total) / batches
 
     def training_batches(self) -> Iterable[Batch]:
         """Return the batches of one epoch, in the next order of this client and round."""
@@ -252,8 +276,8 @@ class FloretClient(NumPyClient):
     def _placed(self, split: Split) -> Split:
         return Split(split.x.to(self.device), split.y.to(self.device))
 
-    def _begin(self, parameters: list[np.ndarray], config: dict[str, Any]) -> None:
-        """Read the message and bring back the personal model and the memory of the last round taken part in."""
+    def begin(self, parameters: list[np.ndarray], config: dict[str, Any]) -> None:
+        """Read a message and bring back the personal model and the memory of the last round taken part in."""
         self.message = config
         self.received = {
             name: torch.from_numpy(array).to(self.device)
@@ -261,7 +285,7 @@ class FloretClient(NumPyClient):
         }
         seed = self.config.seed
         self.order = torch_generator(seed, "batches", self.setting.name, config["round"])
-        model = self.initial_model(config["num-classes"]).to(self.device)
+        model = self.initial_model().to(self.device)
         self.model = model.to(memory_format=torch.channels_last)
         kept = self.setting.state.load()
         self.load_tensors(_strip(kept, MODEL))
@@ -270,11 +294,14 @@ class FloretClient(NumPyClient):
         if foreign:
             raise FloretError(f"the server sent {min(foreign)}, which {self.config.method} keeps private to the client")
 
-    def initial_model(self, classes: int) -> SplitModel:
+    def initial_model(self) -> SplitModel:
         """Return the model before the first round: the same weights as the server's and every other client's."""
-        config = self.config
-        generator = torch_generator(config.seed, "model")
-        return build_model(config.model, self.data.input_shape, classes, config.head_layers, generator)
+        return self.new_model(torch_generator(self.config.seed, "model"))
+
+    def new_model(self, generator: torch.Generator) -> SplitModel:
+        """Return a model of the federation's kind with weights drawn from ``generator``."""
+        classes, head_layers = self.message["num-classes"], self.message["head-layers"]
+        return build_model(self.config.model, self.data.input_shape, classes, head_layers, generator)
 
     def _personal(self) -> dict[str, Tensor]:
         model = {MODEL + name: tensor for name, tensor in self.model.state_dict().items()}

@@ -28,6 +28,20 @@ def stack(tensors: Mapping[str, Tensor], classes: int, width: int, device: torch
     return rows, known
 
 
+def alignment_loss(features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor, reduction: str) -> Tensor:
+    """Return the distance between features and their class's prototype.
+
+    Args:
+        features: (batch, d).
+        labels: (batch,).
+        prototypes: (classes, d); rows of unknown classes are not read.
+        known: (classes,) true where a prototype exists; samples of other classes add nothing, but count in the mean.
+        reduction: ``"sum"``, the mean over the batch of the squared L2 norm; ``"mean"``, that divided by d.
+    """
+    squared = ((features - prototypes[labels]) * known[labels].unsqueeze(1)).square()
+    return squared.sum(1).mean() if reduction == "sum" else squared.mean()
+
+
 def class_means(features: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Return the mean feature, (width,), of each class that occurs in ``labels``, by prototype name."""
     return {name_of(c): features[labels == c].mean(0) for c in set(labels.tolist())}

@@ -116,7 +116,7 @@ class RunConfig:
     validation_fraction: float = between(0, 0.9)
     test_fraction: float = between(0, 0.9, above=True)
     model: str
-    head_layers: int = between(1)
+    head_layers: int = between(0)
     batch_norm: str = choice("shared", "local")
     num_classes: int = between(0)
     input_shape: str = field(metadata={"check": _input_shape})

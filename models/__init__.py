@@ -1,17 +1,23 @@
 """Networks that split into an extractor and a head, and the names of their tensors."""
 
-from models.build import MODELS, build_model
+from models.attention import CBAM, CrossLayerFusion
+from models.build import MODELS, Head, build_model, head_layers, initialise
 from models.names import PARTS, Part, batch_norm_names, tensor_names
 from models.split import SplitModel, Stack, feature_width
 
 __all__ = [
+    "CBAM",
     "MODELS",
     "PARTS",
+    "CrossLayerFusion",
+    "Head",
     "Part",
     "SplitModel",
     "Stack",
     "batch_norm_names",
     "build_model",
     "feature_width",
+    "head_layers",
+    "initialise",
     "tensor_names",
 ]

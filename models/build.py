@@ -1,7 +1,9 @@
 """Build a model by name, cut where the config says, from explicit randomness."""
 
+import itertools
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import nn
@@ -11,6 +13,8 @@ from common.errors import ConfigError
 from models import layers
 from models.split import SplitModel, Stack
 
+Head = Literal["last", "linear"]
+
 BUILDERS: dict[str, Callable[[tuple[int, ...], int], list[layers.Layer]]] = {
     "mlp": layers.mlp,
     "cnn2": layers.cnn2,
@@ -19,6 +23,15 @@ BUILDERS: dict[str, Callable[[tuple[int, ...], int], list[layers.Layer]]] = {
     "resnet18": layers.resnet18,
 }
 MODELS: dict[str, str] = {name: (builder.__doc__ or "").split("\n")[0] for name, builder in BUILDERS.items()}
+
+
+def head_layers(name: str, input_shape: tuple[int, ...], head: Head) -> int:
+    """Return how many of the last layers of a model form the head that a method asks for; one is left to extract."""
+    if head == "last":
+        return 1
+    with torch.device("meta"):
+        stack = BUILDERS[name](input_shape, 1)
+    return len(list(itertools.takewhile(lambda layer: layer.linear, reversed(stack[1:]))))
 
 
 def build_model(

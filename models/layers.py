@@ -7,9 +7,15 @@ with its activation. Its modules carry the names that the tensors have.
 import math
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from common.errors import ConfigError
+
+# Ids of words; 0 is padding. data/text.py hashes words into the others.
+VOCABULARY = 2**15
+
+# VGG's configuration A: channels of each convolution, and whether a max pooling follows it.
+_VGG11 = ((64, True), (128, True), (256, False), (256, True), (512, False), (512, True), (512, False), (512, True))
 
 
 @dataclass(frozen=True)
@@ -18,6 +24,11 @@ class Layer:
 
     modules: tuple[tuple[str, nn.Module], ...]
     stage_end: str | None = None
+
+    @property
+    def linear(self) -> bool:
+        """Whether this is a fully connected layer."""
+        return any(isinstance(module, nn.Linear) for _, module in self.modules)
 
 
 def mlp(shape: tuple[int, ...], classes: int) -> list[Layer]:
@@ -66,6 +77,54 @@ def resnet18(shape: tuple[int, ...], classes: int) -> list[Layer]:
     return [*layers, _last(512, classes)]
 
 
+def vgg11(shape: tuple[int, ...], classes: int) -> list[Layer]:
+    """VGG-11 for small images: eight 3 x 3 convolutions, no batch normalisation, linear layers of 512, 512, the classes.
+
+    Configuration A of Simonyan and Zisserman (2015) with the narrow linear layers that are usual for 32 x 32 images, and
+    without dropout. Max pooling rounds up, which changes nothing on 32 x 32 and leaves a pixel of 28 x 28. UA-PDFL's
+    model; which of its linear layers it widened or left out the paper does not say.
+    """
+    # From 17 pixels on, every one of the five poolings has more than one pixel to choose from.
+    width, *size = _image("vgg11", shape, smallest=17)
+    layers: list[Layer] = []
+    for i, (out, pooled) in enumerate(_VGG11, 1):
+        modules: list[tuple[str, nn.Module]] = [(f"conv{i}", nn.Conv2d(width, out, 3, padding=1)), (f"relu{i}", nn.ReLU())]
+        if pooled:
+            modules.append((f"pool{i}", nn.MaxPool2d(2, ceil_mode=True)))
+            size = [(side + 1) // 2 for side in size]
+        layers.append(Layer(tuple(modules), f"pool{i}" if pooled else None))
+        width = out
+    return [*layers, *_linear(width * math.prod(size), (512, 512), classes)]
+
+
+class MeanEmbedding(nn.EmbeddingBag):
+    """The mean of the vectors of a text's words, zero for a text without words; padding (id 0) is left out."""
+
+    def __init__(self, ids: int, width: int) -> None:
+        super().__init__(ids, width, mode="mean", padding_idx=0)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """Return the means, (batch, width), for ids (batch, length) of any type, floating point too."""
+        return super().forward(x.long())
+
+
+def fasttext(shape: tuple[int, ...], classes: int) -> list[Layer]:
+    """For texts as word ids: the mean of their words' vectors of 32, then linear layers of 32 and the classes.
+
+    FedDFPA section 5.2 names fastText (Joulin et al. 2017) and prints no widths; these, and no activation between the
+    two linear layers, are PFLlib's, with whose baselines it compares. Inputs are rows of ids from 0 (padding) to
+    2**15 - 1. Rows of other numbers have the same shape and cannot be told from them here.
+
+    Raises:
+        ConfigError: the inputs are not rows.
+    """
+    if len(shape) != 1:
+        images = " x ".join(map(str, shape[1:]))
+        raise ConfigError(f"model = 'fasttext': needs texts, a row of word ids each; the data have {images} images")
+    first = Layer((("embedding", MeanEmbedding(VOCABULARY, 32)),))
+    return [first, Layer((("fc1", nn.Linear(32, 32)),)), _last(32, classes)]
+
+
 def _convolutional(
     name: str,
     shape: tuple[int, ...],
@@ -85,8 +144,13 @@ def _convolutional(
         modules = ((f"conv{i}", nn.Conv2d(width, out, kernel)), (f"relu{i}", nn.ReLU()), (f"pool{i}", nn.MaxPool2d(2)))
         layers.append(Layer(modules, f"pool{i}"))
         width, size = out, [(side - kernel + 1) // 2 for side in size]
-    width *= math.prod(size)
-    for i, out in enumerate(linear, 1):
+    return [*layers, *_linear(width * math.prod(size), linear, classes)]
+
+
+def _linear(width: int, hidden: tuple[int, ...], classes: int) -> list[Layer]:
+    """Linear layers with ReLU on flattened maps of ``width`` numbers, then the last layer."""
+    layers: list[Layer] = []
+    for i, out in enumerate(hidden, 1):
         flatten = (("flatten", nn.Flatten()),) if i == 1 else ()
         layers.append(Layer((*flatten, (f"fc{i}", nn.Linear(width, out)), (f"relu_fc{i}", nn.ReLU()))))
         width = out

@@ -12,13 +12,12 @@ from flwr.serverapp import Grid, ServerApp
 import data
 from common.errors import FloretError
 from common.seeds import torch_generator
-from models import build_model
-from server_app.exchange import in_simulation
+from models import build_model, head_layers
 from server_app.report import client_table, read_run, write_report
 from server_app.rounds import Federation, query, run_rounds, summarise
 from server_app.rundir import RunDirectory, versions
 from server_app.settings import read_config
-from strategies.core import StrategySetting
+from strategies.core import FloretStrategy, StrategySetting, in_simulation
 
 app = ServerApp()
 log = logging.getLogger("flwr")
@@ -48,7 +47,7 @@ def run(grid: Grid, context: Context) -> None:
     data.check(config, files=in_simulation(grid))
     federation = Federation(grid, config)
     federation.gather()
-    strategy = kind(_setting(federation, parameters))
+    strategy = kind(_setting(federation, kind, parameters))
     directory = RunDirectory(config, context.run_id)
     directory.write_config(context.run_config, _about(grid, federation, context))
     history = run_rounds(grid, federation, strategy, directory)
@@ -62,11 +61,12 @@ def run(grid: Grid, context: Context) -> None:
     log.info("Report: %s", directory.path / "report.html")
 
 
-def _setting(federation: Federation, parameters: Any) -> StrategySetting:
+def _setting(federation: Federation, kind: type[FloretStrategy], parameters: Any) -> StrategySetting:
     config, shape = federation.config, federation.input_shape
     generator = torch_generator(config.seed, "model")
-    model = build_model(config.model, shape, federation.num_classes, config.head_layers, generator)
-    return StrategySetting(config, parameters, model, shape, federation.roster)
+    cut = config.head_layers or head_layers(config.model, shape, kind.head)
+    model = build_model(config.model, shape, federation.num_classes, cut, generator)
+    return StrategySetting(config, parameters, model, cut, shape, federation.roster)
 
 
 def _about(grid: Grid, federation: Federation, context: Context) -> dict[str, Any]:

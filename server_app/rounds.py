@@ -11,10 +11,9 @@ from flwr.serverapp import Grid
 from common.config import RunConfig
 from common.errors import FloretError, one_line
 from common.wire import to_record
-from server_app.exchange import exchange
 from server_app.metrics import accuracies
 from server_app.rundir import RunDirectory, versions
-from strategies.core import Client, FloretStrategy, Report, Roster
+from strategies.core import Client, FloretStrategy, Report, Roster, exchange
 
 log = logging.getLogger("flwr")
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from common.config import between, choice
 from common.wire import NamedArrays
-from models import feature_width
 from strategies.core import FloretStrategy, TensorSpec
 
 
@@ -33,6 +32,4 @@ class FedProto(FloretStrategy):
 
     def expected(self) -> dict[str, TensorSpec]:
         """Return a prototype for each class, all optional."""
-        width = feature_width(self.model, self.input_shape)
-        classes = self.model.classifier.out_features
-        return {f"prototype.{c}": TensorSpec((width,), optional=True) for c in range(classes)}
+        return self.prototype_specs()

@@ -6,11 +6,14 @@ from common.config import between
 from strategies.core import FloretStrategy
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FedRepParameters:
-    """``head_epochs``: epochs of the head before the ``local-epochs`` of the extractor."""
+    """``head_epochs``: epochs of the head before the ``local-epochs`` of the extractor. ``every_batch``: instead, head
+    and extractor take turns on every batch of the ``local-epochs``, which is what FedCPD is built on.
+    """
 
     head_epochs: int = between(1)
+    every_batch: bool
 
 
 class FedRep(FloretStrategy):

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from common.config import between, choice
-from common.errors import ConfigError
 from strategies.core import FloretStrategy
 
 
@@ -28,8 +27,5 @@ class PFAKD(FloretStrategy):
 
     def check(self) -> None:
         """Refuse attention transfer for an extractor that has no convolutional stage."""
-        if self.parameters.attention_transfer and not self.model.extractor.stage_ends:
-            raise ConfigError(
-                f"pfakd.attention-transfer = True: the extractor of model {self.config.model!r} has no convolutional "
-                "stage; use a convolutional model"
-            )
+        if self.parameters.attention_transfer:
+            self.need_stages("pfakd.attention-transfer = True")

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client_app.batches import epoch, normalise
-from client_app.methods.fedproto import alignment_loss
 from client_app.methods.fedprox import proximal_term
 from client_app.methods.pfakd import attention_loss, attention_map, distillation_loss
-from client_app.prototypes import class_means, stack
+from client_app.prototypes import alignment_loss, class_means, stack
 from client_app.state import ClientState
 from common.seeds import derive_seed, numpy_generator, torch_generator
 from common.wire import from_record, payload_bytes, to_record
@@ -53,12 +52,14 @@ def test_attention_transfer_has_a_gradient_where_both_extractors_are_equal() -> 
     assert torch.isfinite(feature_map.grad).all()
 
 
-def test_fedproto_alignment_leaves_out_unknown_classes() -> None:
+def test_alignment_leaves_out_unknown_classes() -> None:
     features = torch.tensor([[1.0, 1.0], [5.0, 5.0]])
     prototypes = torch.tensor([[0.0, 3.0], [0.0, 0.0]])
     known = torch.tensor([True, False])
     # the first sample, of class 0: squares 1 and 4; the second, of the unknown class 1, adds 0; mean over 4 entries
-    assert alignment_loss(features, torch.tensor([0, 1]), prototypes, known).item() == pytest.approx(1.25)
+    labels = torch.tensor([0, 1])
+    assert alignment_loss(features, labels, prototypes, known, "mean").item() == pytest.approx(1.25)
+    assert alignment_loss(features, labels, prototypes, known, "sum").item() == pytest.approx(2.5)
 
 
 def test_prototypes_are_class_means() -> None:

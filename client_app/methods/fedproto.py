@@ -6,20 +6,7 @@ from torch import Tensor
 
 from client_app.batches import Batch
 from client_app.client import FloretClient
-
-
-def alignment_loss(features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
-    """Return the mean squared difference between features and their class's global prototype.
-
-    Args:
-        features: (batch, d).
-        labels: (batch,).
-        prototypes: (classes, d); rows of unknown classes are not read.
-        known: (classes,) true where a global prototype exists; samples of other classes add nothing, but count in the
-            mean over the batch.
-    """
-    difference = (features - prototypes[labels]) * known[labels].unsqueeze(1)
-    return difference.square().mean()
+from client_app.prototypes import alignment_loss
 
 
 class FedProto(FloretClient):
@@ -45,7 +32,7 @@ class FedProto(FloretClient):
         output = self.model.extractor(batch.x)
         loss = F.cross_entropy(self.model.head(output), batch.y)
         weight = float(self.parameter("lambda"))
-        return loss + weight * alignment_loss(output.flatten(1), batch.y, self._prototypes, self._known)
+        return loss + weight * alignment_loss(output.flatten(1), batch.y, self._prototypes, self._known, "mean")
 
     def upload(self) -> dict[str, Tensor]:
         """Return the mean feature of each own class after training."""

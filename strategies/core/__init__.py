@@ -2,6 +2,17 @@
 
 from strategies.core.aggregate import WeightedMean
 from strategies.core.base import FloretStrategy, Report, StrategySetting, TensorSpec
+from strategies.core.exchange import exchange, in_simulation
 from strategies.core.roster import Client, Roster
 
-__all__ = ["Client", "FloretStrategy", "Report", "Roster", "StrategySetting", "TensorSpec", "WeightedMean"]
+__all__ = [
+    "Client",
+    "FloretStrategy",
+    "Report",
+    "Roster",
+    "StrategySetting",
+    "TensorSpec",
+    "WeightedMean",
+    "exchange",
+    "in_simulation",
+]

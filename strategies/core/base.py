@@ -1,7 +1,7 @@
 """The server half of every method: who takes part, what is sent, what may come back, how it is aggregated."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -11,10 +11,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from common.config import RunConfig, key_of
-from common.errors import FloretError, one_line
+from common.errors import ConfigError, FloretError, one_line
 from common.seeds import numpy_generator
 from common.wire import NamedArrays, from_record, payload_bytes, to_record
-from models import Part, SplitModel, tensor_names
+from models import Head, Part, SplitModel, feature_width, tensor_names
 from strategies.core.aggregate import WeightedMean
 from strategies.core.roster import Client, Roster
 
@@ -47,11 +47,14 @@ class Report:
 
 @dataclass(frozen=True)
 class StrategySetting:
-    """What a strategy works with: the run config, the method's parameters, the initial model, the known clients."""
+    """What a strategy works with: the run config, the method's parameters, the initial model and where it is cut, the
+    known clients.
+    """
 
     config: RunConfig
     parameters: Any
     model: SplitModel
+    head_layers: int
     input_shape: tuple[int, ...]
     roster: Roster
 
@@ -64,10 +67,13 @@ class FloretStrategy(Strategy):
     """A Flower Strategy for methods that share a part of the model.
 
     A method's server half derives from this class and says how it differs: by the class attributes alone, or by
-    overriding ``initial_arrays``, ``expected``, ``weight``, ``check``, or ``configure_train`` and ``aggregate_train``.
+    overriding ``initial_arrays``, ``expected``, ``weight``, ``check``, ``fold`` and its two neighbours, or
+    ``configure_train``.
 
     Attributes:
         shares: the part of the model that travels; the client half has the same attribute.
+        head: where the model is cut while ``head-layers`` is 0: the head is the ``"last"`` layer, or all the
+            ``"linear"`` layers at the end.
         weighted: whether a client counts by its number of training samples in the aggregate, or all count the same.
         serves_global: whether the global model itself is what a client uses; then clients that did not take part are
             sent it for evaluation.
@@ -77,12 +83,14 @@ class FloretStrategy(Strategy):
     """
 
     shares: ClassVar[Part] = "model"
+    head: ClassVar[Head] = "last"
     weighted: ClassVar[bool] = True
     serves_global: ClassVar[bool] = False
     Parameters: ClassVar[type | None] = None
 
     def __init__(self, setting: StrategySetting) -> None:
         self.config = setting.config
+        self.head_layers = setting.head_layers
         self.parameters = setting.parameters
         self.model = setting.model
         self.input_shape = setting.input_shape
@@ -91,6 +99,7 @@ class FloretStrategy(Strategy):
         self.refused: list[tuple[str, str]] = []
         self._asked: dict[str, int] = {}
         self._arrays: NamedArrays = {}
+        self._mean = WeightedMean()
         self.check()
         self._expected = self.expected()
 
@@ -117,6 +126,39 @@ class FloretStrategy(Strategy):
         """Return the weight of a client with ``samples`` training samples in the aggregate."""
         return float(samples) if self.weighted else 1.0
 
+    def prototype_specs(self) -> dict[str, TensorSpec]:
+        """Return ``prototype.<class>``, (features,), for every class, all optional."""
+        width = self.feature_width()
+        classes = self.model.classifier.out_features
+        return {f"prototype.{c}": TensorSpec((width,), optional=True) for c in range(classes)}
+
+    def need_stages(self, setting: str) -> None:
+        """Refuse ``setting`` for an extractor without convolutional stages.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        if not self.model.extractor.stage_ends:
+            raise ConfigError(
+                f"{setting}: the extractor of model {self.config.model!r} has no convolutional stage; "
+                "use a convolutional model, or switch it off"
+            )
+
+    def begin_round(self) -> None:
+        """Forget what was folded; called before the first reply of a round."""
+        self._mean = WeightedMean()
+
+    def fold(self, client: Client, arrays: NamedArrays, samples: int) -> None:
+        """Take in what a client sent, after it was checked against ``expected``: add it to the mean."""
+        self._mean.add(arrays, self.weight(samples))
+
+    def finish_round(self) -> NamedArrays:
+        """Return the new global arrays; called if there were enough good replies.
+
+        A tensor that no client sent this round stays as it was.
+        """
+        return self._arrays | self._mean.result()
+
     def shared_names(self) -> list[str]:
         """Return the names of the model's tensors that travel."""
         return tensor_names(self.model, self.shares, self.config.batch_norm)
@@ -138,10 +180,9 @@ class FloretStrategy(Strategy):
 
         The config carries ``round``, ``lr`` of this round, ``num-classes`` and the method's parameters.
         """
-        self.reports, self.refused, self._asked = {}, [], {}
-        self._arrays = from_record(arrays)
+        self.start_round(from_record(arrays))
         return [
-            self._message(client, MessageType.TRAIN, arrays, server_round, config)
+            self.message(client, MessageType.TRAIN, arrays, server_round, config)
             for client in self.sample(server_round)
         ]
 
@@ -150,23 +191,22 @@ class FloretStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check replies one by one and fold the good ones into the aggregate as they come.
 
-        A tensor that no client sent this round stays as it was. With fewer than ``min-replies`` good replies nothing
-        changes.
+        With fewer than ``min-replies`` good replies nothing changes.
 
         Returns:
             The new global arrays, or None if nothing changed; and the means over clients of what they measured.
         """
-        mean = WeightedMean()
-        for client, message in self._answered(replies):
+        self.begin_round()
+        for client, message in self.answered(replies):
             try:
                 arrays, samples, metrics = self._read(message)
             except RefusedError as reason:
-                self._refuse(client, str(reason))
+                self.refuse(client, str(reason))
                 continue
             up = payload_bytes(message.content.array_records["arrays"])
             self.reports[client.name] = Report(client, True, metrics, up, self._asked.pop(client.name))
-            mean.add(arrays, self.weight(samples))
-        self._refuse_silent()
+            self.fold(client, arrays, samples)
+        self.refuse_silent()
         if len(self.reports) < self.config.min_replies:
             log.warning(
                 "Round %d changes nothing: %d good replies, min-replies = %d",
@@ -175,7 +215,7 @@ class FloretStrategy(Strategy):
                 self.config.min_replies,
             )
             return None, self._means()
-        return to_record(self._arrays | mean.result()), self._means()
+        return to_record(self.finish_round()), self._means()
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -185,28 +225,41 @@ class FloretStrategy(Strategy):
         """
         sent = arrays if self.serves_global else ArrayRecord()
         absent = [client for client in self.roster if client.name not in self.reports]
-        return [self._message(client, MessageType.EVALUATE, sent, server_round, config) for client in absent]
+        return [self.message(client, MessageType.EVALUATE, sent, server_round, config) for client in absent]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Take down what clients measured; return the means over all that measured anything this round.
 
         A client that has no model to measure yet is not in the reports.
         """
-        for client, message in self._answered(replies):
+        for client, message in self.answered(replies):
             try:
                 metrics = self._metrics(message)
             except RefusedError as reason:
-                self._refuse(client, str(reason))
+                self.refuse(client, str(reason))
                 continue
             down = self._asked.pop(client.name)
             if any(name.startswith(("before.", "after.")) for name in metrics):
                 self.reports[client.name] = Report(client, False, metrics, 0, down)
-        self._refuse_silent()
+        self.refuse_silent()
         order = {client.name: place for place, client in enumerate(self.roster)}
         self.reports = dict(sorted(self.reports.items(), key=lambda item: order[item[0]]))
         return self._means()
 
-    # The house
+    # What methods use
+
+    def start_round(self, arrays: NamedArrays) -> None:
+        """Begin a round with the global ``arrays``: nobody was asked, nobody refused."""
+        self.reports, self.refused, self._asked = {}, [], {}
+        self._arrays = arrays
+
+    def is_asked(self, name: str) -> bool:
+        """Return whether the client of this name was asked in this round and did not answer yet."""
+        return name in self._asked
+
+    def feature_width(self) -> int:
+        """Return the number of features that the extractor gives."""
+        return feature_width(self.model, self.input_shape)
 
     def sample(self, server_round: int) -> list[Client]:
         """Draw round(participation * clients), at least one and ``min-replies``, without replacement; roster order."""
@@ -216,9 +269,13 @@ class FloretStrategy(Strategy):
         drawn = generator.choice(len(clients), size=min(wanted, len(clients)), replace=False)
         return [clients[place] for place in sorted(drawn)]
 
-    def _message(
+    def message(
         self, client: Client, kind: str, arrays: ArrayRecord, server_round: int, config: ConfigRecord
     ) -> Message:
+        """Return a message to ``client`` that expects an answer, and count its bytes as sent in this round.
+
+        The config gets ``round``, ``lr`` of this round, ``num-classes``, ``head-layers`` and the method's parameters.
+        """
         own = {}
         if self.parameters is not None:
             own = {
@@ -231,27 +288,51 @@ class FloretStrategy(Strategy):
                 "round": server_round,
                 "lr": self.config.lr * self.config.lr_decay ** (server_round - 1),
                 "num-classes": self.model.classifier.out_features,
+                "head-layers": self.head_layers,
                 **own,
             }
         )
-        self._asked[client.name] = payload_bytes(arrays)
+        self._asked[client.name] = self._asked.get(client.name, 0) + payload_bytes(arrays)
         content = RecordDict({"arrays": arrays, "config": scalars})
         return Message(content, client.node_id, kind, ttl=self.config.round_timeout, group_id=str(server_round))
 
-    def _answered(self, replies: Iterable[Message]) -> Iterable[tuple[Client, Message]]:
+    def answered(self, replies: Iterable[Message]) -> Iterable[tuple[Client, Message]]:
+        """Yield the replies of clients that were asked, each with its client."""
         for message in replies:
             client = self.roster.at(message.metadata.src_node_id)
             if client.name in self._asked:
                 yield client, message
 
-    def _refuse(self, client: Client, reason: str) -> None:
+    def refuse(self, client: Client, reason: str) -> None:
+        """Go on without ``client`` in this round, and say why in log and history."""
         self._asked.pop(client.name)
         self.refused.append((client.name, reason))
         log.warning("Client %s refused: %s", client.name, reason)
 
-    def _refuse_silent(self) -> None:
+    def refuse_silent(self) -> None:
+        """Refuse those that were asked and did not answer."""
         for name in list(self._asked):
-            self._refuse(self.roster[name], f"no answer within round-timeout = {self.config.round_timeout:g} s")
+            self.refuse(self.roster[name], f"no answer within round-timeout = {self.config.round_timeout:g} s")
+
+    def said(self, message: Message, name: str) -> Mapping[str, Any]:
+        """Return the config record ``name`` of a reply.
+
+        Raises:
+            RefusedError: the client failed, or there is none.
+        """
+        self._check_answer(message)
+        records = message.content.config_records
+        if name not in records:
+            raise RefusedError(f"the reply has no {name}")
+        return records[name]
+
+    # The house
+
+    def _check_answer(self, message: Message) -> None:
+        if message.has_error():
+            raise RefusedError(one_line(message.error.reason))
+        if "error" in message.content.config_records:
+            raise RefusedError(str(message.content.config_records["error"]["reason"]))
 
     def _metrics(self, message: Message) -> dict[str, float]:
         """Return a reply's metrics.
@@ -259,11 +340,8 @@ class FloretStrategy(Strategy):
         Raises:
             RefusedError: the client failed, or a metric is not a finite number.
         """
-        if message.has_error():
-            raise RefusedError(one_line(message.error.reason))
+        self._check_answer(message)
         content = message.content
-        if "error" in content.config_records:
-            raise RefusedError(str(content.config_records["error"]["reason"]))
         if "metrics" not in content.metric_records:
             raise RefusedError("the reply has no metrics")
         metrics = dict(content.metric_records["metrics"])

@@ -1,0 +1,112 @@
+"""FedDFPA (Chen et al. 2025), client half: dynamic fusion of the head, prototype alignment."""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from client_app.batches import Batch, passes
+from client_app.client import FloretClient
+from client_app.prototypes import alignment_loss
+from data import Split
+
+
+def fusion_coefficients(own: Tensor, received: Tensor, measured: Tensor) -> Tensor:
+    """Return the weight of the own row for each class, in [0.269, 0.731] (FedDFPA, Algorithm 1, line 9).
+
+    ``sigmoid((own - received) / (own + received + 1e-8))``.
+
+    Args:
+        own: accuracy per class with the own head, (classes,) in [0, 1].
+        received: the same with the received head.
+        measured: (classes,) false where there is no sample to measure on; there the weight is 0.5.
+    """
+    ratio = (own - received) / (own + received + 1e-8)
+    return torch.where(measured, torch.sigmoid(ratio), torch.full_like(ratio, 0.5))
+
+
+def fuse_rows(own: Tensor, received: Tensor, coefficients: Tensor, has: Tensor) -> Tensor:
+    """Return ``a * own + (1 - a) * received`` in the rows of own classes, ``own`` in the others (line 10 and 11).
+
+    Args:
+        own: weight (classes, d) or bias (classes,) of the own head.
+        received: the same of the received head.
+        coefficients: (classes,).
+        has: (classes,) true for the classes that the client has.
+    """
+    weight = torch.where(has, coefficients, torch.ones_like(coefficients)).reshape(-1, *[1] * (own.dim() - 1))
+    return weight * own + (1 - weight) * received
+
+
+def direction_loss(features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+    """Return the mean over the batch of ``1 - cos`` to the class's prototype; arguments as in ``alignment_loss``."""
+    cosine = F.cosine_similarity(features, prototypes[labels], dim=1)
+    return ((1 - cosine) * known[labels]).mean()
+
+
+class FedDFPA(FloretClient):
+    """Keeps its whole model, and its own prototypes of the last round that it took part in (historical prototypes).
+
+    Receives and sends the head and ``prototype.<class>``. Parameters from the server: the switches ``fusion``,
+    ``align-global``, ``align-historical``; ``align-reduction`` (``"mean"`` or ``"sum"``), ``historical-weight`` (>= 0).
+    """
+
+    shares = "head"
+
+    def receive(self) -> None:
+        """Fuse the rows of own classes of the received head into the own one."""
+        if self.parameter("fusion"):
+            self._fuse()
+
+    def train(self) -> float:
+        """Take the prototypes of the fused model (line 13), then train the whole model."""
+        self._global = self.known_prototypes(self.received)
+        self._historical = self.known_prototypes(self.memory)
+        self.memory = self.local_prototypes()
+        return super().train()
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return cross entropy plus the alignments that are on; without a prototype a class has no alignment."""
+        output = self.model.extractor(batch.x)
+        features = output.flatten(1)
+        loss = F.cross_entropy(self.model.head(output), batch.y)
+        if self.parameter("align-global"):
+            loss = loss + alignment_loss(features, batch.y, *self._global, str(self.parameter("align-reduction")))
+        if self.parameter("align-historical"):
+            weight = float(self.parameter("historical-weight"))
+            loss = loss + weight * direction_loss(features, batch.y, *self._historical)
+        return loss
+
+    def upload(self) -> dict[str, Tensor]:
+        """Return the trained head and the prototypes taken before training (line 17)."""
+        return super().upload() | self.memory
+
+    def _fuse(self) -> None:
+        classifier = self.model.classifier
+        own = {name: tensor.detach().clone() for name, tensor in classifier.named_parameters()}
+        prefix = next(name for name, module in self.model.named_modules() if module is classifier)
+        has = torch.zeros(classifier.out_features, dtype=torch.bool, device=self.device)
+        has[self.data.train.y] = True
+        own_accuracy, measured = self._accuracy_per_class(self.data.validation)
+        kept = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        self.load_tensors({name: t for name, t in self.received.items() if name in kept})
+        received_accuracy, _ = self._accuracy_per_class(self.data.validation)
+        self.load_tensors(kept)
+        coefficients = fusion_coefficients(own_accuracy, received_accuracy, measured)
+        fused = {
+            f"{prefix}.{name}": fuse_rows(tensor, self.received[f"{prefix}.{name}"], coefficients, has)
+            for name, tensor in own.items()
+        }
+        self.load_tensors(fused)
+
+    def _accuracy_per_class(self, split: Split) -> tuple[Tensor, Tensor]:
+        """Return the accuracy on the samples of each class, (classes,), and which classes have any."""
+        classes = self.model.classifier.out_features
+        right = torch.zeros(classes, device=self.device)
+        count = torch.zeros(classes, device=self.device)
+        self.model.eval()
+        with torch.no_grad():
+            for batch in passes(split):
+                hit = (self.predict(batch.x) == batch.y).float()
+                right.index_add_(0, batch.y, hit)
+                count.index_add_(0, batch.y, torch.ones_like(hit))
+        return right / count.clamp(min=1), count > 0

@@ -1,0 +1,58 @@
+"""PFPS-LWC (Liu et al. 2025), client half: recall the own last extractor, then train with a lightweight head."""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from client_app.batches import Batch
+from client_app.client import FloretClient
+
+
+def recall_loss(own: Tensor, historical: Tensor) -> Tensor:
+    """Return ``mean(1 - cos)`` between features, (batch, d), of the moving and of the historical extractor.
+
+    PFPS-LWC, the similarity loss of the progressive training strategy (Algorithm 1, line 6).
+    """
+    return (1 - F.cosine_similarity(own, historical, dim=1)).mean()
+
+
+def head_norm(head: nn.Module) -> Tensor:
+    """Return ``||h||_2``, the norm itself and not its square, over all parameters of the head together.
+
+    PFPS-LWC, the penalty of the lightweight classifier. Its gradient at h = 0 is 0.
+    """
+    norm: Tensor = torch.linalg.vector_norm(torch.cat([parameter.flatten() for parameter in head.parameters()]))
+    return norm
+
+
+class PFPSLWC(FloretClient):
+    """Keeps its head and its **historical extractor**: its own after the last round that it took part in.
+
+    Receives and sends the extractor. Parameters from the server: ``recall``, ``recall-epochs`` (>= 1), ``lightweight``,
+    ``lambda`` (>= 0).
+    """
+
+    shares = "extractor"
+
+    def receive(self) -> None:
+        """Put the historical extractor aside before the received one takes its place."""
+        taken_part = self.setting.state.round > 0
+        self._historical = self.frozen_extractor() if taken_part else None
+        super().receive()
+
+    def train(self) -> float:
+        """Recall (Algorithm 1, lines 4-7), then train extractor and head together (lines 8-12)."""
+        if self.parameter("recall") and self._historical is not None:
+            self._target = self.training_features(self._historical)
+            self.run_epochs(int(self.parameter("recall-epochs")), self.model.extractor.parameters(), self._recall)
+        return super().train()
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return cross entropy, and ``lambda`` times the norm of the head if the head is lightweight."""
+        loss = super().loss(batch)
+        if self.parameter("lightweight"):
+            loss = loss + float(self.parameter("lambda")) * head_norm(self.model.head)
+        return loss
+
+    def _recall(self, batch: Batch) -> Tensor:
+        return recall_loss(self.model.features(batch.x), self._target[batch.index])

@@ -1,0 +1,116 @@
+"""UA-PDFL (Zhu et al. 2024), client half: unit representations, client-wise dropout, layer-wise personalization."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from client_app.batches import Batch
+from client_app.client import FloretClient
+from common.seeds import numpy_generator, torch_generator
+from models import SplitModel
+
+UNIT, AUXILIARY = "unit", "auxiliary"
+
+
+def divergence(p: Tensor, q: Tensor, kind: str) -> Tensor:
+    """Return how far two distributions over classes, (classes,), are apart, in nats.
+
+    ``"symmetric-kl"``: ``(KL(p||q) + KL(q||p)) / 2``, UA-PDFL equation 6 as printed. ``"jensen-shannon"``:
+    ``(KL(p||m) + KL(q||m)) / 2`` with ``m = (p + q) / 2``, the divergence that its text names.
+    """
+    p, q = p.double().clamp_min(1e-30), q.double().clamp_min(1e-30)
+    if kind == "jensen-shannon":
+        m = (p + q) / 2
+        return ((p * (p / m).log()).sum() + (q * (q / m).log()).sum()) / 2
+    return ((p * (p / q).log()).sum() + (q * (q / p).log()).sum()) / 2
+
+
+def auxiliary_term(own: Tensor, average: Tensor) -> Tensor:
+    """Return ``||I_aux - I_aux_avg||^2`` (equation 12), both (features,)."""
+    return (own - average).square().sum()
+
+
+def weighted_mean(tensors: list[Tensor], samples: list[int]) -> Tensor:
+    """Return the mean of tensors weighted by numbers of samples (Algorithm 1, lines 14 and 15)."""
+    weights = torch.tensor(samples, dtype=torch.float64, device=tensors[0].device)
+    weights = (weights / weights.sum()).reshape(-1, *[1] * tensors[0].dim())
+    return (weights * torch.stack(tensors)).sum(0).to(tensors[0].dtype)
+
+
+class UAPDFL(FloretClient):
+    """Keeps its whole model; publishes it with its unit and auxiliary representation after every training.
+
+    Receives ``i.unit`` of each peer ``i`` with the question what it wants (``plan``), then ``i.auxiliary`` and the
+    tensors that it asked for, ``i.<name>``. Parameters from the server: ``th``, ``mu`` (>= 0), ``divergence``, and the
+    switches ``client-dropout``, ``layer-personalization``, ``own-start``.
+    """
+
+    shares = "model"
+
+    def initial_model(self) -> SplitModel:
+        """Return the client's own initial model (Algorithm 2, line 1), or with ``own-start`` off the common one."""
+        if self.parameter("own-start"):
+            return self.new_model(torch_generator(self.config.seed, "model", self.setting.name))
+        return super().initial_model()
+
+    def plan(self, parameters: list[np.ndarray], config: dict[str, Any]) -> dict[str, Any]:
+        """Say what is wanted of the peers (Algorithm 2, lines 9-19).
+
+        Returns:
+            ``replace``: the peer whose model takes the place of the own one, or -1; else ``extractors`` and ``heads``:
+            the peers whose extractor and whose head are averaged with the own ones.
+        """
+        self.begin(parameters, config)
+        own, _ = self.representations()
+        kind, th = str(self.parameter("divergence")), float(self.parameter("th"))
+        apart = [float(divergence(own, self.received[f"{i}.{UNIT}"], kind)) for i in range(len(self.received))]
+        if self.parameter("client-dropout") and all(value <= th for value in apart):
+            generator = numpy_generator(self.config.seed, "dropout", self.setting.name, config["round"])
+            return {"replace": int(generator.integers(len(apart))), "extractors": [], "heads": []}
+        if not self.parameter("layer-personalization"):
+            return {"replace": -1, "extractors": [], "heads": []}
+        near = [i for i, value in enumerate(apart) if value < th]
+        return {"replace": -1, "extractors": list(range(len(apart))), "heads": near}
+
+    def receive(self) -> None:
+        """Take one peer's model, or average extractors and heads with those that came."""
+        auxiliaries = [tensor for name, tensor in self.received.items() if name.endswith(f".{AUXILIARY}")]
+        _, own = self.representations()
+        self._average = torch.stack([own, *auxiliaries]).mean(0) if auxiliaries else None
+        replace, samples = self.message["replace"], self.message["samples"]
+        mine = self.model.state_dict()
+        for name in self.shared_names():
+            peers = {i: self.received[f"{i}.{name}"] for i in range(len(samples)) if f"{i}.{name}" in self.received}
+            if replace >= 0:
+                mine[name].copy_(peers[replace])
+            elif peers:
+                weights = [len(self.data.train), *(samples[i] for i in peers)]
+                mine[name].copy_(weighted_mean([mine[name], *peers.values()], weights))
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return cross entropy plus ``mu`` times the auxiliary term (equation 12), the latter under current weights."""
+        loss = super().loss(batch)
+        mu = float(self.parameter("mu"))
+        if mu and self._average is not None:
+            self.model.extractor.eval()
+            own = self.model.features(self._unit_tensor())[0]
+            self.model.extractor.train()
+            loss = loss + mu * auxiliary_term(own, self._average)
+        return loss
+
+    def upload(self) -> dict[str, Tensor]:
+        """Return the whole model and its two representations (Algorithm 1, lines 19 and 20)."""
+        unit, auxiliary = self.representations()
+        return super().upload() | {UNIT: unit, AUXILIARY: auxiliary}
+
+    def representations(self) -> tuple[Tensor, Tensor]:
+        """Return ``I = softmax(f(ones))``, (classes,), and ``I_aux = g(ones)``, (features,) (equations 5 and 11)."""
+        self.model.eval()
+        with torch.no_grad():
+            output = self.model.extractor(self._unit_tensor())
+            return self.model.head(output).softmax(1)[0], output.flatten(1)[0]
+
+    def _unit_tensor(self) -> Tensor:
+        return torch.ones(1, *self.data.input_shape, device=self.device)

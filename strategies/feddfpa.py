@@ -1,0 +1,36 @@
+"""FedDFPA (Chen et al. 2025): extractors stay private; heads are fused class by class, features follow prototypes."""
+
+from dataclasses import dataclass
+
+from common.config import between, choice
+from strategies.core import FloretStrategy, TensorSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDFPAParameters:
+    """``fusion`` of the heads' rows, ``align_global`` and ``align_historical`` are switches; ``align_reduction`` is
+    ``"mean"`` over features or ``"sum"``, ``historical_weight`` weighs the historical alignment.
+    """
+
+    fusion: bool
+    align_global: bool
+    align_historical: bool
+    align_reduction: str = choice("mean", "sum")
+    historical_weight: float = between(0)
+
+
+class FedDFPA(FloretStrategy):
+    """Down: the global head and the global prototypes that exist. Up: the head and ``prototype.<class>``, (features,)
+    float32, of own classes.
+
+    Aggregate: plain mean of heads, rows of classes that a client does not have included (Algorithm 1, line 19);
+    ``P_c`` = plain mean over the sampled clients that have class c (line 20).
+    """
+
+    shares = "head"
+    weighted = False
+    Parameters = FedDFPAParameters
+
+    def expected(self) -> dict[str, TensorSpec]:
+        """Return the head and a prototype for each class, the latter optional."""
+        return super().expected() | self.prototype_specs()

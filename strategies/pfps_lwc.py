@@ -1,0 +1,25 @@
+"""PFPS-LWC (Liu et al. 2025): FedPer whose clients first recall their own last extractor, with a lightweight head."""
+
+from dataclasses import dataclass
+
+from common.config import between
+from strategies.core import FloretStrategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class PFPSLWCParameters:
+    """``recall`` moves the received extractor towards the client's own last one for ``recall_epochs``; ``lightweight``
+    adds ``lambda_`` times the norm of the head to the loss. With both off this is FedPer.
+    """
+
+    recall: bool
+    recall_epochs: int = between(1)
+    lightweight: bool
+    lambda_: float = between(0)
+
+
+class PFPSLWC(FloretStrategy):
+    """Down and up: the extractor. Aggregate: mean weighted by training samples (Algorithm 1, server; equation 10)."""
+
+    shares = "extractor"
+    Parameters = PFPSLWCParameters
