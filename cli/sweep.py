@@ -115,7 +115,7 @@ def summary_of(runs: Path, cell: Cell) -> dict[str, Any] | None:
     ``validation`` and ``test`` after and ``before`` local training, means over clients in [0, 1]; ``std`` and
     ``worst_decile`` over clients after training; ``up`` and ``down`` in bytes; ``seconds``.
     """
-    for file in sorted(runs / digest(cell).glob("*/summary.json")):
+    for file in sorted((runs / digest(cell)).glob("*/summary.json")):
         summary = json.loads(file.read_text(encoding="utf-8"))
         last = json.loads((file.parent / "history.jsonl").read_text(encoding="utf-8").splitlines()[-1])
         after, before = last["accuracy"]["after"], last["accuracy"]["before"]["test"]

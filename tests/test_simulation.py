@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +118,30 @@ def test_actors_run_the_code_of_the_app_that_was_submitted(simulator: Simulator,
     loss = read(directory)[1][0]["loss"]
     assert loss == int(loss)
     assert loss > 20
+
+
+def test_a_sweep_runs_what_is_missing_and_lets_the_validation_split_decide(
+    simulator: Simulator, tmp_path: Path
+) -> None:
+    command = [
+        *(sys.executable, "-m", "cli.main", "sweep", str(ROOT), "--superlink", "test", "-o", str(tmp_path / "out")),
+        *("--grid", "seed=[0, 1]", "-c", 'method="local" rounds=1', "--federation-config", "num-supernodes=2"),
+    ]
+
+    def sweep() -> str:
+        done = subprocess.run(command, env=simulator.env, capture_output=True, text=True, timeout=200, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    printed = sweep()
+    results = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    found = [cell["summary"] for cell in results["cells"]]
+    assert [cell["keys"]["seed"] for cell in results["cells"]] == [0, 1]
+    mean = 100 * (found[0]["test"] + found[1]["test"]) / 2
+    row = (tmp_path / "out" / "sweep.md").read_text().splitlines()[2]
+    assert f"| 2 | {100 * (found[0]['validation'] + found[1]['validation']) / 2:.1f} ± " in row
+    assert f"| {mean:.1f} ± " in row
+    assert row in printed
+    before = set((tmp_path / "out").rglob("summary.json"))
+    sweep()
+    assert set((tmp_path / "out").rglob("summary.json")) == before
