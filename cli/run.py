@@ -26,34 +26,38 @@ def run(arguments: tuple[str, ...]) -> None:
     import data
     from server_app.settings import read_config
 
-    places, overrides = split_arguments(arguments)
+    places, texts, rest = split_arguments(arguments)
+    overrides: dict[str, Any] = {}
+    for text in texts:
+        overrides |= parse_run_config(text)
     app = Path(places[0] if places else ".")
     values = merged(default_config(app), overrides)
     config, _, _ = read_config(values)
     data.check(config, files=len(places) < 2)  # a second place is a SuperLink, whose clients have the data
-    os.execvp("flwr", ["flwr", "run", *arguments])
+    # In one option: of several, Flower keeps only the last table of a method.
+    together = [text for text in texts if text.endswith(".toml")] or [" ".join(texts)] if texts else []
+    os.execvp("flwr", ["flwr", "run", *rest, *(part for text in together for part in ("--run-config", text))])
 
 
-def split_arguments(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Return the positional arguments of `flwr run` and the run config among its options.
-
-    Raises:
-        ConfigError: a run config is not pairs of key and value.
-    """
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Return the places (app, SuperLink) among the arguments of `flwr run`, its run configs, and all but the latter."""
     places: list[str] = []
-    overrides: dict[str, Any] = {}
-    rest = iter(arguments)
-    for argument in rest:
+    texts: list[str] = []
+    rest: list[str] = []
+    remaining = iter(arguments)
+    for argument in remaining:
         option, _, value = argument.partition("=")
         if argument in ("--run-config", "-c"):
-            overrides |= parse_run_config(next(rest, ""))
+            texts.append(next(remaining, ""))
         elif option == "--run-config":
-            overrides |= parse_run_config(value)
+            texts.append(value)
         elif argument in ("--federation-config", "--federation", "--format"):
-            next(rest, None)
-        elif not argument.startswith("-"):
-            places.append(argument)
-    return places, overrides
+            rest += [argument, next(remaining, "")]
+        else:
+            rest.append(argument)
+            if not argument.startswith("-"):
+                places.append(argument)
+    return places, texts, rest
 
 
 def parse_run_config(text: str) -> dict[str, Any]:
@@ -65,6 +69,9 @@ def parse_run_config(text: str) -> dict[str, Any]:
     try:
         if text.endswith(".toml"):
             return flat(tomllib.loads(Path(text).expanduser().read_text(encoding="utf-8")))
+        left = _PAIR.sub("", text).split()
+        if left:
+            raise ConfigError(f"run config {text!r}: {left[0]!r} is not key=value, without blanks around the '='")
         return flat(tomllib.loads("\n".join(f"{key} = {value}" for key, value in _PAIR.findall(text))))
     except OSError as error:
         raise ConfigError(f"run config {text}: {error.strerror}") from error

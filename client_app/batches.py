@@ -19,7 +19,10 @@ class Batch:
 
 
 def normalise(x: Tensor) -> Tensor:
-    """Return float32 inputs: uint8 images from 0..255 to -1..1, channels last in memory; floats as they are."""
+    """Return uint8 images as float32, from 0..255 to -1..1; floats and integer word ids as they are.
+
+    Whatever has the shape of images is laid out channels last in memory.
+    """
     if x.dtype == torch.uint8:
         x = x.float().div_(127.5).sub_(1.0)
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x

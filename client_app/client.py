@@ -96,9 +96,10 @@ class FloretClient(NumPyClient):
         self.receive()
         metrics: dict[str, Any] = self._accuracies("before")
         metrics["loss"] = self.train()
-        self._check_finite()
+        tensors = self.upload()
+        self._check_finite(self.model.state_dict() | self.memory | tensors)
         metrics |= self._accuracies("after")
-        upload = {name: tensor.detach().cpu().numpy() for name, tensor in self.upload().items()}
+        upload = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
         self.setting.state.commit(config["round"], self._personal())
         metrics["names"] = list(upload)
         metrics["seconds"] = time.perf_counter() - started
@@ -258,6 +259,10 @@ class FloretClient(NumPyClient):
             right = sum((self.predict(batch.x) == batch.y).sum() for batch in passes(split))
         return float(right) / len(split)
 
+    def copy_tensors(self) -> dict[str, Tensor]:
+        """Return copies of the model's tensors by name; those of ``state_dict`` change with the model."""
+        return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Copy ``tensors`` into the model by name.
 
@@ -311,8 +316,8 @@ class FloretClient(NumPyClient):
         splits = {"test": self.data.test, "validation": self.data.validation}
         return {f"{when}.{name}": self.accuracy(split) for name, split in splits.items() if len(split)}
 
-    def _check_finite(self) -> None:
-        for name, tensor in self.model.state_dict().items():
+    def _check_finite(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 raise FloretError(f"training diverged: {name} is not finite; lower lr (now {self.message['lr']:g})")
 

@@ -6,7 +6,6 @@ are read by ``read_keys`` into the dataclass that its server half declares.
 """
 
 import difflib
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -54,12 +53,6 @@ def absolute_path(value: str) -> str | None:
     if not value or Path(value).expanduser().is_absolute():
         return None
     return "must be an absolute path (the working directory of a Flower process is not yours)"
-
-
-def _input_shape(value: str) -> str | None:
-    if not value or re.fullmatch(r"[1-9]\d*(x[1-9]\d*){0,2}", value):
-        return None
-    return "must be channels x height x width, such as '3x32x32', or a number of features, such as '20'"
 
 
 def read_keys(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
@@ -119,7 +112,6 @@ class RunConfig:
     head_layers: int = between(0)
     batch_norm: str = choice("shared", "local")
     num_classes: int = between(0)
-    input_shape: str = field(metadata={"check": _input_shape})
     rounds: int = between(1)
     participation: float = between(0, 1, above=True)
     evaluate_every: int = between(1)

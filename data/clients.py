@@ -11,7 +11,7 @@ import torch
 from common.config import RunConfig, one_of
 from common.errors import ConfigError, DataError
 from common.seeds import numpy_generator
-from data.datasets import DATASETS, Pool, Source, check_files, directory, load_pool
+from data.datasets import DATASETS, ONLY_MODEL, Pool, Source, check_files, directory, load_pool
 from data.npz import Samples, check_alike, class_count, read_labels, read_samples
 from data.partition import PARTITIONS, Indices, Scheme, partition
 
@@ -20,7 +20,10 @@ _OWN = "files per client, train/<i>.npz and test/<i>.npz with the arrays x and y
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Samples x, uint8 (n, channels, height, width) in 0..255 or float32 (n, ...), and labels y, int64 (n,)."""
+    """Samples x and labels y, int64 (n,).
+
+    x is uint8 (n, channels, height, width) in 0..255, float32 (n, ...), or word ids, int32 (n, length).
+    """
 
     x: torch.Tensor
     y: torch.Tensor
@@ -59,7 +62,7 @@ def check(config: RunConfig, *, files: bool = True) -> None:
     passes ``files=False``.
 
     Raises:
-        ConfigError: the dataset or the partition is unknown.
+        ConfigError: the dataset or the partition is unknown, or the model cannot read the dataset.
         DataError: names the file that was looked for, and what to put where.
     """
     for key, name, known in (
@@ -69,6 +72,9 @@ def check(config: RunConfig, *, files: bool = True) -> None:
         wrong = one_of(name, known)
         if wrong:
             raise ConfigError(f"{key} = {name!r}: {wrong}")
+    model = ONLY_MODEL.get(config.dataset, config.model)
+    if config.model != model:
+        raise ConfigError(f"model = {config.model!r}: dataset {config.dataset} has texts, which only {model!r} reads")
     if not files:
         return
     if config.dataset == "npz-clients":

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from common.config import RunConfig
 from common.errors import DataError
 from common.seeds import numpy_generator
-from data.npz import Samples, check_alike, check_arrays, class_count, read_samples, to_inputs, to_labels
+from data.npz import Samples, check_alike, check_arrays, class_count, read_arrays, read_samples, to_inputs, to_labels
+from data.text import read_news
 
 DATASETS = {
     "digits": "8x8 grey digits, 1,797 images, 10 classes; comes with scikit-learn, needs no data-dir",
@@ -20,21 +21,36 @@ DATASETS = {
     "fashion-mnist": "28x28 grey clothes, 70,000 images, 10 classes; official files in data-dir, or download=true",
     "cifar10": "32x32 colour photos, 60,000 images, 10 classes; official files in data-dir, or download=true",
     "cifar100": "32x32 colour photos, 60,000 images, 100 classes; official files in data-dir, or download=true",
+    "svhn": "32x32 colour house numbers, 99,289 images, 10 classes; official files in data-dir, or download=true",
+    "pathmnist": "28x28 colour tissue, 107,180 images, 9 classes; MedMNIST's pathmnist.npz in data-dir",
+    "ag-news": "news as 200 word ids, 127,600 texts, 4 classes; ag_news_csv/ in data-dir; only for model=fasttext",
     "npz": "your own pooled file, partitioned like the others; data-dir is the file or its directory",
     "npz-clients": "your own data, a file per client: data-dir/train/<i>.npz and data-dir/test/<i>.npz, arrays x and y",
 }
 
+# The only model that reads what a dataset has; every model of images or features reads the others.
+ONLY_MODEL = {"ag-news": "fasttext"}
+
 _POOL_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+_MED_PARTS = ("train", "val", "test")
 _IDX = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 
 
 @dataclass(frozen=True)
 class _Official:
-    """A dataset as its authors distribute it: torchvision's class, and the files that the class reads."""
+    """A dataset as its authors distribute it: torchvision's class, and the files that are read, in ``folder``.
+
+    A dataset that torchvision does not know (``kind`` empty) is read here, and cannot be downloaded.
+    """
 
     kind: str
     folder: str
     files: tuple[str, ...]
+
+    @property
+    def place(self) -> str:
+        """What ``data-dir`` must have, for messages."""
+        return f"{self.folder}/" if self.folder else " and ".join(self.files)
 
 
 _OFFICIAL = {
@@ -44,6 +60,9 @@ _OFFICIAL = {
         "CIFAR10", "cifar-10-batches-py", (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")
     ),
     "cifar100": _Official("CIFAR100", "cifar-100-python", ("train", "test", "meta")),
+    "svhn": _Official("SVHN", "", ("train_32x32.mat", "test_32x32.mat")),
+    "pathmnist": _Official("", "", ("pathmnist.npz",)),
+    "ag-news": _Official("", "ag_news_csv", ("train.csv", "test.csv")),
 }
 
 
@@ -67,7 +86,7 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """All samples: x uint8 (n, channels, height, width) or float32 (n, ...); y int64 (n,), in [0, num_classes)."""
+    """All samples: x as in ``Samples``; y int64 (n,), in [0, num_classes)."""
 
     x: npt.NDArray[Any]
     y: npt.NDArray[np.int64]
@@ -76,7 +95,7 @@ class Pool:
 
 @lru_cache(maxsize=1)
 def load_pool(source: Source) -> Pool:
-    """Return the pool, training part first, then test part; read once per process. Do not write into its arrays.
+    """Return the pool, training part first, test part last; read once per process. Do not write into its arrays.
 
     ``max_samples`` > 0 keeps that many samples, drawn uniformly, in their order. The number of classes is that of the
     whole pool.
@@ -104,12 +123,11 @@ def check_files(config: RunConfig) -> None:
     if config.dataset == "npz":
         check_arrays(find_pool_file(config.data_dir), _POOL_ARRAYS)
     elif config.dataset in _OFFICIAL:
-        missing = _missing(config.dataset, config.data_dir)
-        if missing and config.download:
+        if _to_fetch(config.dataset, config.data_dir, config.download):
             # Here, in one process: the clients' processes would all write the same files at the same time.
             _read_official(config.dataset, Path(config.data_dir).expanduser(), download=True)
-        elif missing:
-            raise DataError(_put_it_there(config.dataset, config.data_dir, missing))
+        elif config.dataset == "pathmnist":
+            check_arrays(Path(config.data_dir).expanduser() / "pathmnist.npz", _med_arrays())
 
 
 def directory(config: RunConfig, what: str) -> Path:
@@ -153,7 +171,7 @@ def find_pool_file(data_dir: str) -> Path:
 
 
 def read_torchvision(kind: type[Any], root: Path, *, download: bool = False) -> list[Samples]:
-    """Return the training and the test part of a torchvision dataset with ``data`` and ``targets``.
+    """Return the training and the test part of a torchvision dataset.
 
     CIFAR's files are pickles. torchvision unpickles them only after their MD5 sums proved to be those that ``kind``
     declares, so that no other bytes than the official ones are ever unpickled; that check is left in place.
@@ -161,8 +179,11 @@ def read_torchvision(kind: type[Any], root: Path, *, download: bool = False) -> 
     Raises:
         DataError: torchvision cannot read (or download) the files.
     """
+    # SVHN is the one that says "split" for the part and "labels" for the targets.
+    by_split = hasattr(kind, "split_list")
+    key, values = ("split", ("train", "test")) if by_split else ("train", (True, False))
     try:
-        parts = [kind(root, train=train, download=download) for train in (True, False)]
+        parts = [kind(root, download=download, **{key: value}) for value in values]
     except Exception as error:  # torchvision's readers assert, index and unpack what the bytes say: anything may come
         reason = (str(error) or type(error).__name__).splitlines()[0]
         verb = "download" if download else "read"
@@ -170,11 +191,39 @@ def read_torchvision(kind: type[Any], root: Path, *, download: bool = False) -> 
     samples = []
     for part, name in zip(parts, ("training", "test"), strict=True):
         where = f"{kind.__name__} in {root}: {name} part"
-        x, y = np.asarray(part.data), np.asarray(part.targets)
+        x, y = np.asarray(part.data), np.asarray(part.labels if by_split else part.targets)
         if not len(x) or len(x) != len(y):
             raise DataError(f"{where} has {len(x)} images and {len(y)} labels")
         samples.append(Samples(to_inputs(x, where), to_labels(y, where)))
     return samples
+
+
+def read_medmnist(path: Path) -> list[Samples]:
+    """Return the training, validation and test part of a dataset of MedMNIST (Yang et al. 2023).
+
+    Its file has ``train_images`` uint8 (n, height, width, 3) or (n, height, width), ``train_labels`` (n, 1), and the
+    same for ``val`` and ``test``.
+
+    Raises:
+        DataError: the file is missing, or its arrays are not so.
+    """
+    arrays = read_arrays(path, _med_arrays())
+    samples = []
+    for part, x, y in zip(_MED_PARTS, arrays[::2], arrays[1::2], strict=True):
+        if y.ndim != 2 or y.shape[1] != 1 or len(x) != len(y):
+            raise DataError(
+                f"{path}: {part}_images has shape {x.shape} and {part}_labels {y.shape}; "
+                "there must be one row with one label for each image"
+            )
+        images = to_inputs(x, f"{path}: array {part}_images")
+        samples.append(Samples(images, to_labels(y[:, 0], f"{path}: array {part}_labels")))
+    for part, other in zip(_MED_PARTS[1:], samples[1:], strict=True):
+        check_alike(samples[0].x, other.x, (f"{path}: train_images", f"{part}_images"))
+    return samples
+
+
+def _med_arrays() -> list[str]:
+    return [f"{part}_{kind}" for part in _MED_PARTS for kind in ("images", "labels")]
 
 
 def _read(source: Source) -> Sequence[Samples]:
@@ -186,10 +235,8 @@ def _read(source: Source) -> Sequence[Samples]:
         test = read_samples(path, "x_test", "y_test")
         check_alike(train.x, test.x, (f"{path}: x_train", "x_test"))
         return [train, test]
-    missing = _missing(source.dataset, source.data_dir)
-    if missing and not source.download:
-        raise DataError(_put_it_there(source.dataset, source.data_dir, missing))
-    return _read_official(source.dataset, Path(source.data_dir).expanduser(), download=missing is not None)
+    fetch = _to_fetch(source.dataset, source.data_dir, source.download)
+    return _read_official(source.dataset, Path(source.data_dir).expanduser(), download=fetch)
 
 
 def _read_digits() -> Samples:
@@ -201,23 +248,31 @@ def _read_digits() -> Samples:
 
 
 def _read_official(dataset: str, root: Path, *, download: bool) -> list[Samples]:
+    official = _OFFICIAL[dataset]
+    if not official.kind:
+        paths = [root / official.folder / name for name in official.files]
+        return read_medmnist(*paths) if dataset == "pathmnist" else [read_news(path) for path in paths]
     import torchvision.datasets
 
-    return read_torchvision(getattr(torchvision.datasets, _OFFICIAL[dataset].kind), root, download=download)
+    return read_torchvision(getattr(torchvision.datasets, official.kind), root, download=download)
 
 
-def _missing(dataset: str, data_dir: str) -> Path | None:
+def _to_fetch(dataset: str, data_dir: str, download: bool) -> bool:
+    """Return whether the official files must be downloaded first.
+
+    Raises:
+        DataError: they must, but ``download`` is false or cannot be done.
+    """
+    official = _OFFICIAL[dataset]
     if not data_dir:
+        fetch = " (with download=true it is fetched into it)" if official.kind else ""
+        raise DataError(f"dataset {dataset} needs data-dir, the directory that has {official.place}{fetch}")
+    folder = Path(data_dir).expanduser() / official.folder
+    missing = next((folder / name for name in official.files if not (folder / name).is_file()), None)
+    if missing and not (download and official.kind):
+        way_out = "or set download=true" if official.kind else "Floret cannot download it"
         raise DataError(
-            f"dataset {dataset} needs data-dir, the directory that has {_OFFICIAL[dataset].folder}/ "
-            "(with download=true it is fetched into it)"
+            f"dataset {dataset} is not in data-dir = {data_dir}: {missing} is missing; put the official files "
+            f"{', '.join(official.files)} (unpacked) into {missing.parent}, {way_out}"
         )
-    folder = Path(data_dir).expanduser() / _OFFICIAL[dataset].folder
-    return next((folder / name for name in _OFFICIAL[dataset].files if not (folder / name).is_file()), None)
-
-
-def _put_it_there(dataset: str, data_dir: str, missing: Path) -> str:
-    return (
-        f"dataset {dataset} is not in data-dir = {data_dir}: {missing} is missing; put the official files "
-        f"{', '.join(_OFFICIAL[dataset].files)} (unpacked) into {missing.parent}, or set download=true"
-    )
+    return missing is not None

@@ -16,7 +16,11 @@ MAX_CLASSES = 65536
 
 
 class Samples(NamedTuple):
-    """Inputs x, uint8 (n, channels, height, width) or float32 (n, ...), and labels y, int64 (n,)."""
+    """Inputs x and labels y, int64 (n,).
+
+    Inputs are uint8 images (n, channels, height, width), float32 images or features (n, ...), or texts as word ids,
+    int32 (n, length).
+    """
 
     x: npt.NDArray[Any]
     y: npt.NDArray[np.int64]

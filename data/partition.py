@@ -15,11 +15,13 @@ PARTITIONS = {
     "iid": "every client a random sample of the pool, sizes equal to within one",
     "dirichlet": "each class is divided by proportions from Dirichlet(alpha); the smaller alpha, the more they differ",
     "pathological": "every client has exactly classes-per-client classes",
+    "extreme": "as pathological, but two clients have the same classes or none in common; leftover classes stay unused",
     "shards": "the pool sorted by label is cut into equal shards, shards-per-client of them for each client",
 }
 
 _MAX_DRAWS = 100
-_RANDOM_SIZES = ("dirichlet", "pathological")
+_RANDOM_SIZES = ("dirichlet", "pathological", "extreme")
+_BY_CLASSES = ("pathological", "extreme")
 
 Indices = npt.NDArray[np.int64]
 
@@ -51,6 +53,7 @@ class Scheme:
         parameter = {
             "dirichlet": f" with alpha = {self.alpha:g}",
             "pathological": f" with classes-per-client = {self.classes_per_client}",
+            "extreme": f" with classes-per-client = {self.classes_per_client}",
             "shards": f" with shards-per-client = {self.shards_per_client}",
         }
         return f"partition {self.name}{parameter.get(self.name, '')}"
@@ -61,7 +64,7 @@ def partition(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, d
 
     No sample has two clients. ``iid`` and ``dirichlet`` deal out every sample. ``pathological`` gives client i class
     i modulo the number of classes and draws its other classes; the samples of a class that no client has stay unused.
-    ``shards`` leaves unused what remains after cutting equal shards.
+    ``shards`` leaves unused what remains after cutting equal shards. ``extreme`` is described in ``_extreme``.
 
     Every client needs ``min_samples`` samples, and never fewer than 2: one to train on and one to test on.
     ``min_samples`` > 1 has a partition whose sizes are random redrawn, up to 100 times, until that is so; 1 takes the
@@ -72,7 +75,7 @@ def partition(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, d
         DataError: a client would have too few samples; names the client, its count and what to change.
     """
     classes = len(np.unique(labels))
-    if scheme.name == "pathological" and scheme.classes_per_client > classes:
+    if scheme.name in _BY_CLASSES and scheme.classes_per_client > classes:
         raise ConfigError(
             f"classes-per-client = {scheme.classes_per_client}: must be at most {classes}, "
             f"the number of classes of {dataset}"
@@ -106,7 +109,11 @@ def partition(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, d
 
 
 def _too_few(scheme: Scheme, sizes: list[int], needed: int, draws: int) -> str:
-    remedies = {"dirichlet": ["raise alpha"], "pathological": ["change classes-per-client"]}.get(scheme.name, [])
+    remedies = []
+    if scheme.name == "dirichlet":
+        remedies.append("raise alpha")
+    elif scheme.name in _BY_CLASSES:
+        remedies.append("change classes-per-client")
     if scheme.min_samples > 2:
         remedies.append("lower min-samples")
     elif scheme.min_samples == 1 and scheme.name in _RANDOM_SIZES:
@@ -123,6 +130,8 @@ def _too_few(scheme: Scheme, sizes: list[int], needed: int, draws: int) -> str:
 
 def _draw(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, seed: int, at_least: int) -> list[Indices]:
     """Return a client's positions after the other, ending with the first that has fewer than ``at_least``."""
+    if scheme.name == "extreme":
+        return _extreme(labels, scheme.classes_per_client, num_clients, seed)
     from datasets import Dataset
     from flwr_datasets import partitioner as library
 
@@ -147,4 +156,32 @@ def _draw(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, seed:
             parts.append(np.asarray(partitioner.load_partition(i).with_format("numpy")["index"][:], dtype=np.int64))
             if len(parts[-1]) < at_least:
                 break
+    return parts
+
+
+def _extreme(labels: npt.NDArray[np.int64], k: int, num_clients: int, seed: int) -> list[Indices]:
+    """Return each client's positions in the extreme split (UA-PDFL section 5.1.2), made here: the library has none.
+
+    The paper says "samples from only a few classes, with significant non-overlap" and prints no numbers; this is its
+    strict reading. The classes, in random order, are cut into groups of ``k``; the classes left over, fewer than ``k``,
+    stay unused, so that no client has an easier task than another. Client i belongs to group i modulo the number of
+    groups; with fewer clients than groups, the other groups stay unused; with more, the clients of a group share its
+    samples, each with as many of every class as the others to within one.
+
+    Raises:
+        ValueError: a class has fewer samples than clients that need one.
+    """
+    classes = np.random.default_rng(seed).permutation(np.unique(labels))
+    groups = len(classes) // k
+    parts = [labels[:0]] * num_clients
+    for group in range(min(groups, num_clients)):
+        members = range(group, num_clients, groups)
+        rows = [np.flatnonzero(labels == c) for c in classes[group * k : (group + 1) * k]]
+        smallest = min(map(len, rows))
+        if smallest < len(members):
+            raise ValueError(f"a class has {smallest} samples for {len(members)} clients")
+        # Dealt like cards, one class after the other: even within each class and in all.
+        deck = np.concatenate(rows)
+        for place, i in enumerate(members):
+            parts[i] = deck[place :: len(members)]
     return parts

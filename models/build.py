@@ -21,7 +21,12 @@ BUILDERS: dict[str, Callable[[tuple[int, ...], int], list[layers.Layer]]] = {
     "cnn3": layers.cnn3,
     "cnn5": layers.cnn5,
     "resnet18": layers.resnet18,
+    "vgg11": layers.vgg11,
+    "fasttext": layers.fasttext,
 }
+# Through eleven layers with ReLU and no normalisation, weights in +-1/sqrt(fan-in) shrink the logits' differences to
+# 1e-5 and nothing is learned; the bound sqrt(6/fan-in) keeps their scale (He et al. 2015, section 2.2).
+_GAINS = {"vgg11": math.sqrt(6)}
 MODELS: dict[str, str] = {name: (builder.__doc__ or "").split("\n")[0] for name, builder in BUILDERS.items()}
 
 
@@ -41,7 +46,7 @@ def build_model(
 
     Args:
         name: a key of ``MODELS``.
-        input_shape: (channels, height, width), or (features,).
+        input_shape: (channels, height, width), (features,), or the length of a text, (words,).
         classes: width of the last layer.
         head_layers: how many of the last layers form the head; the layers before them are the extractor.
         generator: the only source of randomness of the initial weights.
@@ -56,12 +61,15 @@ def build_model(
             raise ConfigError(f"head-layers = {head_layers}: must be below {len(stack)}, the layers of model {name!r}")
         model = SplitModel(_stack(stack[:-head_layers]), _head(stack[-head_layers:]))
     model.to_empty(device="cpu")
-    initialise(model, generator)
+    initialise(model, generator, _GAINS.get(name, 1.0))
     return model
 
 
-def initialise(model: nn.Module, generator: torch.Generator) -> None:
-    """Draw every weight anew: convolutions and linear layers uniform in +-1/sqrt(fan-in), normalisation at identity.
+def initialise(model: nn.Module, generator: torch.Generator, gain: float = 1.0) -> None:
+    """Draw every weight anew.
+
+    Convolutions and linear layers: weights uniform in +-gain/sqrt(fan-in), biases in +-1/sqrt(fan-in). Embeddings:
+    standard normal, padding at zero. Normalisation: identity.
 
     Raises:
         TypeError: a module has parameters of a kind that this function does not know.
@@ -70,8 +78,13 @@ def initialise(model: nn.Module, generator: torch.Generator) -> None:
         own = list(module.parameters(recurse=False))
         if isinstance(module, nn.Linear | nn.Conv2d):
             bound = 1 / math.sqrt(module.weight[0].numel())
-            for parameter in own:
-                nn.init.uniform_(parameter, -bound, bound, generator=generator)
+            nn.init.uniform_(module.weight, -gain * bound, gain * bound, generator=generator)
+            if module.bias is not None:
+                nn.init.uniform_(module.bias, -bound, bound, generator=generator)
+        elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            nn.init.normal_(module.weight, generator=generator)
+            if module.padding_idx is not None:
+                nn.init.zeros_(module.weight[module.padding_idx])
         elif isinstance(module, _BatchNorm):
             module.reset_parameters()
         elif own:

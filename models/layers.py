@@ -78,21 +78,22 @@ def resnet18(shape: tuple[int, ...], classes: int) -> list[Layer]:
 
 
 def vgg11(shape: tuple[int, ...], classes: int) -> list[Layer]:
-    """VGG-11 for small images: eight 3 x 3 convolutions, no batch normalisation, linear layers of 512, 512, the classes.
+    """VGG-11 for small images: eight 3 x 3 convolutions, then linear layers of 512, 512 and the classes.
 
-    Configuration A of Simonyan and Zisserman (2015) with the narrow linear layers that are usual for 32 x 32 images, and
-    without dropout. Max pooling rounds up, which changes nothing on 32 x 32 and leaves a pixel of 28 x 28. UA-PDFL's
-    model; which of its linear layers it widened or left out the paper does not say.
+    Configuration A of Simonyan and Zisserman (2015), without batch normalisation and dropout, with the narrow linear
+    layers that are usual for 32 x 32 images. Max pooling rounds up: no difference on 32 x 32, and of 28 x 28 a pixel is
+    left. UA-PDFL section 5.1.1 names the network and prints no more.
     """
     # From 17 pixels on, every one of the five poolings has more than one pixel to choose from.
     width, *size = _image("vgg11", shape, smallest=17)
     layers: list[Layer] = []
     for i, (out, pooled) in enumerate(_VGG11, 1):
-        modules: list[tuple[str, nn.Module]] = [(f"conv{i}", nn.Conv2d(width, out, 3, padding=1)), (f"relu{i}", nn.ReLU())]
+        convolution = ((f"conv{i}", nn.Conv2d(width, out, 3, padding=1)), (f"relu{i}", nn.ReLU()))
         if pooled:
-            modules.append((f"pool{i}", nn.MaxPool2d(2, ceil_mode=True)))
+            layers.append(Layer((*convolution, (f"pool{i}", nn.MaxPool2d(2, ceil_mode=True))), f"pool{i}"))
             size = [(side + 1) // 2 for side in size]
-        layers.append(Layer(tuple(modules), f"pool{i}" if pooled else None))
+        else:
+            layers.append(Layer(convolution))
         width = out
     return [*layers, *_linear(width * math.prod(size), (512, 512), classes)]
 

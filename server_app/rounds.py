@@ -148,7 +148,7 @@ def _client_entry(report: Report) -> dict[str, Any]:
         "trained": report.trained,
         "before": measured("before"),
         "after": measured("after"),
-        "loss": report.metrics.get("loss"),
+        "loss": report.metrics["loss"] if report.trained else None,
         "bytes": {"up": report.up, "down": report.down},
         "seconds": report.metrics.get("seconds"),
     }

@@ -18,6 +18,9 @@ from server_app.app import run
 _run_ids = itertools.count(1)
 ROOT = Path(__file__).resolve().parents[1]
 
+# What a method needs to run on the default model: an MLP has no convolutional stage to distil.
+ON_MLP: dict[str, dict[str, Any]] = {"fedcpd": {"fedcpd__distill": False}}
+
 # How a test stands between a client and the server: from the message and the reply to the reply that arrives, or None.
 Tamper = Callable[[Message, Message], Message | None]
 

@@ -108,6 +108,36 @@ def test_pathological_gives_each_client_exactly_k_classes(clients, k, seed):
 
 
 @QUICK
+@given(classes=st.integers(1, 9), k=st.integers(1, 9), clients=st.integers(1, 15), seed=st.integers(0, 2**40))
+def test_extreme_gives_clients_the_same_k_classes_or_none_in_common(classes, k, clients, seed):
+    k = min(k, classes)
+    sizes = np.random.default_rng(seed).integers(30, 60, classes)
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(classes) * 3, sizes))  # numbers may have gaps
+    parts = partition(labels, scheme("extreme", k=k, seed=seed), clients, "toy")
+    together = assert_disjoint(parts, len(labels))
+    held = [frozenset(labels[part].tolist()) for part in parts]
+    assert all(len(own) == k for own in held)
+    assert all(a == b or not a & b for a in held for b in held)
+    groups = classes // k
+    assert len(set(held)) == min(groups, clients)
+    assert all(held[i] == held[i % groups] for i in range(clients))
+    # All samples of the classes that anyone has are dealt out, as evenly as can be among those who have the class.
+    assert sorted(together) == sorted(np.flatnonzero(np.isin(labels, list(frozenset.union(*held)))))
+    for own in set(held):
+        members = [labels[part] for part, theirs in zip(parts, held, strict=True) if theirs == own]
+        for c in own:
+            counts = [int((member == c).sum()) for member in members]
+            assert max(counts) - min(counts) <= 1
+        assert max(map(len, members)) - min(map(len, members)) <= 1
+
+
+def test_extreme_pairs_classes_anew_with_every_seed():
+    labels = np.tile(np.arange(10), 20)
+    pairs = {frozenset(labels[partition(labels, scheme("extreme", seed=seed), 5, "toy")[0]]) for seed in range(20)}
+    assert len(pairs) > 5
+
+
+@QUICK
 @given(clients=st.integers(1, 10), shards=st.integers(1, 4), seed=st.integers(0, 2**40))
 def test_shards_are_equal_and_cover_few_classes(clients, shards, seed):
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(5), 40))
@@ -185,9 +215,23 @@ def test_what_the_library_refuses_is_one_line_of_data_error():
     assert "4 clients need 40 shards, but toy has 31 samples" in text
 
 
+def test_extreme_needs_a_sample_of_each_class_for_each_client():
+    labels = np.array([0] * 30 + [1] * 3)
+    text = message(partition, labels, scheme("extreme"), 4, "toy")
+    expected = (
+        "partition extreme with classes-per-client = 2, 4 clients, 33 samples of toy: a class has 3 samples for 4"
+    )
+    assert text == f"{expected} clients"
+    assert len(partition(labels, scheme("extreme"), 3, "toy")) == 3
+    text = message(partition, np.arange(4), scheme("extreme", k=1), 4, "toy")
+    assert text.startswith("partition extreme with classes-per-client = 1: client 0 of 4 has 1 samples, it needs 2; ")
+    assert text.endswith("change classes-per-client, use fewer clients")
+
+
 def test_more_classes_per_client_than_there_are():
     text = message(data.describe, config(classes_per_client=12), 4, kind=ConfigError)
     assert text == "classes-per-client = 12: must be at most 10, the number of classes of digits"
+    assert message(data.describe, config(classes_per_client=12, partition="extreme"), 4, kind=ConfigError) == text
 
 
 # --- the embedded dataset, splits, description ------------------------------------------------------------------------
@@ -208,6 +252,7 @@ def test_digits_are_uint8_images():
     ("samples", "validation", "test", "expected"),
     [
         (100, 0.1, 0.25, (65, 10, 25)),
+        (100, 0.1, 0.1, (80, 10, 10)),  # the 8:1:1 of FedDFPA
         (100, 0.0, 0.25, (75, 0, 25)),
         (11, 0.1, 0.25, (7, 1, 3)),  # 1.1 and 2.75
         (2, 0.1, 0.25, (1, 0, 1)),
@@ -307,6 +352,12 @@ def test_unknown_names():
     text = message(data.check, config(partition="dirichelet"), kind=ConfigError)
     assert text.endswith("(did you mean 'dirichlet'?)")
     data.check(config())
+
+
+def test_texts_and_a_model_of_images():
+    for files in (True, False):
+        text = message(data.check, config(dataset="ag-news", model="mlp"), kind=ConfigError, files=files)
+        assert text == "model = 'mlp': dataset ag-news has texts, which only 'fasttext' reads"
 
 
 def test_import_is_light():

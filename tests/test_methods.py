@@ -17,7 +17,7 @@ from data import load_client
 from server_app.settings import read_config
 from strategies import METHODS
 from strategies.fedper import FedPer
-from tests.harness import Outcome, federate, run_config, timeless
+from tests.harness import ON_MLP, Outcome, federate, run_config, timeless
 
 EXTRACTOR = (64 * 128 + 128) + (128 * 64 + 64)
 HEAD = 64 * 10 + 10
@@ -74,10 +74,6 @@ def test_the_policy_for_batch_normalisation(tmp_path: Path, method: str, batch_n
     states = [ClientState(context.state).load() for context in outcome.grid.contexts.values()]
     means = [state[MODEL + "extractor.bn1.running_mean"] for state in states]
     assert not torch.equal(means[0], means[1])
-
-
-# An MLP has no convolutional stage to distil.
-ON_MLP: dict[str, dict[str, Any]] = {"fedcpd": {"fedcpd__distill": False}}
 
 
 def test_every_method_learns_and_reports(tmp_path: Path) -> None:

@@ -5,13 +5,39 @@ import torch
 from torch import nn
 
 from common.errors import ConfigError
-from models import MODELS, SplitModel, batch_norm_names, build_model, feature_width, tensor_names
+from models import (
+    MODELS,
+    SplitModel,
+    batch_norm_names,
+    build_model,
+    feature_width,
+    head_layers,
+    initialise,
+    tensor_names,
+)
 
-SHAPES = {"mlp": (1, 8, 8), "cnn2": (1, 28, 28), "cnn3": (3, 32, 32), "cnn5": (3, 32, 32), "resnet18": (3, 32, 32)}
+SHAPES: dict[str, tuple[int, ...]] = {
+    "mlp": (1, 8, 8),
+    "cnn2": (1, 28, 28),
+    "cnn3": (3, 32, 32),
+    "cnn5": (3, 32, 32),
+    "resnet18": (3, 32, 32),
+    "vgg11": (3, 32, 32),
+    "fasttext": (200,),
+}
+VGG11 = (27 * 64 + 64) + (576 * 128 + 128) + (1152 * 256 + 256) + (2304 * 256 + 256) + (2304 * 512 + 512)
+VGG11 += 3 * (4608 * 512 + 512) + 2 * (512 * 512 + 512) + (512 * 10 + 10)
 
 
 def make(name: str, *, head_layers: int = 1, classes: int = 10, seed: int = 0) -> SplitModel:
     return build_model(name, SHAPES[name], classes, head_layers, torch.Generator().manual_seed(seed))
+
+
+def inputs(name: str, samples: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    if name == "fasttext":
+        return torch.randint(1, 2**15, (samples, *SHAPES[name]), generator=generator, dtype=torch.int32)
+    return torch.rand(samples, *SHAPES[name], generator=generator)
 
 
 def test_every_model_is_tried() -> None:
@@ -27,6 +53,8 @@ def test_every_model_is_tried() -> None:
         ("cnn3", (27 * 16 + 16) + (16 * 16 * 32 + 32) + (9 * 32 * 64 + 64) + (256 * 64 + 64) + (64 * 10 + 10), 64),
         ("cnn5", (75 * 6 + 6) + (150 * 16 + 16) + (400 * 120 + 120) + (120 * 84 + 84) + (84 * 10 + 10), 84),
         ("resnet18", 11_173_962, 512),
+        ("vgg11", VGG11, 512),
+        ("fasttext", 32768 * 32 + (32 * 32 + 32) + (32 * 10 + 10), 32),
     ],
 )
 def test_sizes(name: str, parameters: int, features: int) -> None:
@@ -40,7 +68,7 @@ def test_sizes(name: str, parameters: int, features: int) -> None:
 @pytest.mark.parametrize("head_layers", [1, 2])
 def test_the_split_changes_names_and_nothing_else(name: str, head_layers: int) -> None:
     whole, split = make(name), make(name, head_layers=head_layers)
-    x = torch.rand(3, *SHAPES[name], generator=torch.Generator().manual_seed(1))
+    x = inputs(name, 3)
     whole.eval(), split.eval()
     assert torch.equal(whole(x), split(x))
     names = tensor_names(split, "extractor") + tensor_names(split, "head")
@@ -51,6 +79,15 @@ def test_the_split_changes_names_and_nothing_else(name: str, head_layers: int) -
 def test_a_head_of_two_layers_keeps_their_names() -> None:
     names = tensor_names(make("cnn2", head_layers=2), "head")
     assert names == ["head.fc1.weight", "head.fc1.bias", "head.fc.weight", "head.fc.bias"]
+
+
+def test_a_head_of_all_linear_layers() -> None:
+    lengths = {name: head_layers(name, shape, "linear") for name, shape in SHAPES.items()}
+    # Of mlp, all of whose layers are linear, one is left to extract.
+    assert lengths == {"mlp": 2, "cnn2": 2, "cnn3": 2, "cnn5": 3, "resnet18": 1, "vgg11": 3, "fasttext": 2}
+    names = tensor_names(make("vgg11", head_layers=3), "head")
+    assert names == [f"head.{layer}.{kind}" for layer in ("fc1", "fc2", "fc") for kind in ("weight", "bias")]
+    assert tensor_names(make("fasttext", head_layers=2), "extractor") == ["extractor.embedding.weight"]
 
 
 def test_a_split_that_leaves_no_extractor() -> None:
@@ -65,16 +102,17 @@ def test_inputs_that_a_model_cannot_take(shape: tuple[int, ...], have: str) -> N
 
 
 def test_the_smallest_images_that_a_model_takes() -> None:
-    for name, smallest in (("cnn2", 16), ("cnn5", 16), ("cnn3", 24)):
+    for name, smallest in (("cnn2", 16), ("cnn5", 16), ("cnn3", 24), ("vgg11", 17)):
         model = build_model(name, (1, smallest, smallest), 10, 1, torch.Generator())
         assert model(torch.zeros(1, 1, smallest, smallest)).shape == (1, 10)
         with pytest.raises(ConfigError):
             build_model(name, (1, smallest - 1, smallest), 10, 1, torch.Generator())
 
 
-def test_a_model_is_a_function_of_its_generator_and_leaves_the_global_one_alone() -> None:
+@pytest.mark.parametrize("name", ["resnet18", "vgg11", "fasttext"])
+def test_a_model_is_a_function_of_its_generator_and_leaves_the_global_one_alone(name: str) -> None:
     state = torch.random.get_rng_state()
-    first, again, other = make("resnet18"), make("resnet18"), make("resnet18", seed=1)
+    first, again, other = make(name), make(name), make(name, seed=1)
     assert torch.equal(torch.random.get_rng_state(), state)
     tensors = first.state_dict()
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in tensors.items())
@@ -86,6 +124,67 @@ def test_linear_layers_start_within_one_over_root_of_fan_in() -> None:
     weight = make("mlp").state_dict()["extractor.fc1.weight"]  # fan-in 64: the bound is 1 / 8
     assert 0.12 < weight.abs().max() <= 0.125
     assert abs(weight.mean()) < 0.005
+
+
+def test_vgg11_starts_as_he_et_al_do_so_that_inputs_make_a_difference() -> None:
+    model = make("vgg11")
+    bound = (6 / (9 * 256)) ** 0.5  # the fan-in of conv4
+    assert 0.99 * bound < model.state_dict()["extractor.conv4.weight"].abs().max() <= bound
+    assert model.state_dict()["extractor.conv4.bias"].abs().max() <= 1 / (9 * 256) ** 0.5
+    with torch.no_grad():
+        assert model(2 * inputs("vgg11", 20) - 1).std(0).mean() > 0.01  # 1e-5 under the bound of the others
+
+
+def test_embeddings_start_standard_normal_with_padding_at_zero() -> None:
+    weight = make("fasttext").state_dict()["extractor.embedding.weight"]
+    assert not weight[0].any()
+    assert abs(weight[1:].mean()) < 0.01
+    assert abs(weight[1:].std() - 1) < 0.01
+    plain = nn.Embedding(50, 3)
+    initialise(plain, torch.Generator().manual_seed(0))
+    assert plain.weight[0].any()  # without padding_idx no row is padding
+    with pytest.raises(TypeError, match="no initialisation for LayerNorm"):
+        initialise(nn.LayerNorm(3), torch.Generator())
+
+
+def test_fasttext_takes_the_mean_over_the_words_and_leaves_padding_out() -> None:
+    model = make("fasttext")
+    weights = {name.removeprefix("extractor."): tensor for name, tensor in model.state_dict().items()}
+    vectors = weights["embedding.weight"]
+    texts = torch.zeros(3, 200, dtype=torch.int32)
+    texts[0, :3] = torch.tensor([7, 9, 7])
+    texts[1, :1] = 32767
+    means = torch.stack([(2 * vectors[7] + vectors[9]) / 3, vectors[32767], torch.zeros(32)])
+    expected = means @ weights["fc1.weight"].T + weights["fc1.bias"]
+    torch.testing.assert_close(model.features(texts), expected)
+    # Shapes are probed with floating-point inputs, and UA-PDFL's unit tensor is one: both stand for ids.
+    assert torch.equal(model(texts.float()), model(texts))
+    model(texts).sum().backward()
+    gradient = dict(model.named_parameters())["extractor.embedding.weight"].grad
+    assert gradient is not None
+    assert gradient.abs().sum(1).nonzero().flatten().tolist() == [7, 9, 32767]
+
+
+def test_fasttext_and_images() -> None:
+    expected = "model = 'fasttext': needs texts, a row of word ids each; the data have 32 x 28 images"
+    with pytest.raises(ConfigError, match=expected):
+        build_model("fasttext", (3, 32, 28), 4, 1, torch.Generator())
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_channels_last_changes_the_layout_alone(name: str) -> None:
+    model, x = make(name).eval(), inputs(name, 2)
+    before = model(x)
+    model.to(memory_format=torch.channels_last)
+    torch.testing.assert_close(model(x), before)
+
+
+def test_vgg11_on_smaller_and_larger_images() -> None:
+    for side, left in ((28, 1), (32, 1), (64, 2)):
+        model = build_model("vgg11", (1, side, side), 10, 3, torch.Generator())
+        x = torch.rand(2, 1, side, side)
+        assert model(x).shape == (2, 10)
+        assert model.extractor(x).shape == (2, 512, left, left)
 
 
 def test_batch_normalisation_is_found_by_type_at_any_depth() -> None:
@@ -112,3 +211,8 @@ def test_stages_are_the_feature_maps_of_the_convolutional_blocks() -> None:
     _, maps = make("resnet18").extractor.stages(torch.rand(2, 3, 32, 32))
     assert [m.shape[1] for m in maps] == [64, 64, 128, 256, 512]
     assert isinstance(model.head, nn.Linear)
+    _, maps = make("vgg11").extractor.stages(torch.rand(2, 3, 32, 32))
+    assert [tuple(m.shape[1:]) for m in maps] == [(64, 16, 16), (128, 8, 8), (256, 4, 4), (512, 2, 2), (512, 1, 1)]
+    output, maps = make("fasttext").extractor.stages(inputs("fasttext", 2))
+    assert output.shape == (2, 32)
+    assert maps == []

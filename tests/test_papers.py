@@ -24,7 +24,7 @@ from models import CBAM, CrossLayerFusion, initialise
 from strategies.fedcpd import FedCPD
 from strategies.feddfpa import FedDFPA
 from strategies.fedrep import FedRep
-from tests.harness import Outcome, federate
+from tests.harness import ON_MLP, Outcome, federate
 
 
 def write_images(folder: Path, clients: int, samples: int = 40) -> dict[str, Any]:
@@ -88,7 +88,8 @@ def test_pfps_lwc_with_both_switches_off_is_fedper(tmp_path: Path) -> None:
     fedper = federate(tmp_path, 6, method="fedper", **keys)
     off = federate(tmp_path, 6, method="pfps-lwc", pfps_lwc__recall=False, pfps_lwc__lightweight=False, **keys)
     assert equal(fedper, off)
-    for switch in ({"pfps_lwc__recall": False}, {"pfps_lwc__lightweight": False}):
+    switches: list[dict[str, Any]] = [{"pfps_lwc__recall": False}, {"pfps_lwc__lightweight": False}]
+    for switch in switches:
         assert not equal(fedper, federate(tmp_path, 6, method="pfps-lwc", **keys, **switch))
 
 
@@ -325,7 +326,14 @@ def test_auxiliary_term_and_weighted_mean_by_hand() -> None:
     assert weighted_mean([torch.tensor([1.0, 0.0]), torch.tensor([4.0, 3.0])], [2, 1]).tolist() == [2.0, 1.0]
 
 
-STILL: dict[str, Any] = {"lr": 1e-30, "momentum": 0.0, "weight_decay": 0.0, "local_epochs": 1, "ua_pdfl__mu": 0.0}
+STILL: dict[str, Any] = {
+    "lr": 1e-30,
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+    "local_epochs": 1,
+    "ua_pdfl__mu": 0.0,
+    "ua_pdfl__own_start": True,
+}
 
 
 class Relay:
@@ -452,3 +460,40 @@ def test_a_wish_for_a_peer_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert outcome.history[1]["refused"] == [
         {"client": "0", "reason": "the client asked for a peer that is not among its 3"}
     ]
+
+
+# The aggregation of each
+
+
+@pytest.mark.parametrize(
+    ("method", "weighted"),
+    [
+        ("fedper", True),
+        ("pfps-lwc", True),
+        ("pfakd", False),
+        ("fedcpd", False),
+        ("feddfpa", False),
+        ("fedproto", False),
+    ],
+)
+def test_what_is_sent_next_is_the_mean_of_what_came(tmp_path: Path, method: str, weighted: bool) -> None:
+    came: list[tuple[int, dict[str, np.ndarray]]] = []
+    went: list[dict[str, np.ndarray]] = []
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train":
+            if message.metadata.group_id == "1":
+                samples: Any = reply.content.metric_records["metrics"]["num-examples"]
+                came.append((samples, from_record(reply.content.array_records["arrays"])))
+            else:
+                went.append(from_record(message.content.array_records["arrays"]))
+        return reply
+
+    federate(tmp_path, 4, method=method, tamper=tamper, **ON_MLP.get(method, {}))
+    assert len({samples for samples, _ in came}) > 1
+    names = {name for _, arrays in came for name in arrays}
+    assert set(went[0]) == names
+    for name in names:
+        weights = [samples if weighted else 1 for samples, arrays in came if name in arrays]
+        mean = np.average([arrays[name].astype(float) for _, arrays in came if name in arrays], axis=0, weights=weights)
+        assert np.allclose(went[0][name], mean, rtol=0, atol=1e-6), name

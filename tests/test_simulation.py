@@ -94,7 +94,7 @@ def test_personal_models_are_those_that_were_measured(tmp_path: Path, two_actors
 @pytest.mark.parametrize(
     ("run", "line"),
     [
-        ('method="fedprr"', "method = 'fedprr': must be one of fedavg, "),
+        ('method="fedprr"', "method = 'fedprr': must be one of "),
         ("classes-per-client=12", "classes-per-client = 12: must be at most 10, the number of classes of digits"),
     ],
 )

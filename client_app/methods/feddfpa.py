@@ -82,21 +82,17 @@ class FedDFPA(FloretClient):
 
     def _fuse(self) -> None:
         classifier = self.model.classifier
-        own = {name: tensor.detach().clone() for name, tensor in classifier.named_parameters()}
         prefix = next(name for name, module in self.model.named_modules() if module is classifier)
         has = torch.zeros(classifier.out_features, dtype=torch.bool, device=self.device)
         has[self.data.train.y] = True
         own_accuracy, measured = self._accuracy_per_class(self.data.validation)
-        kept = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        kept = self.copy_tensors()
         self.load_tensors({name: t for name, t in self.received.items() if name in kept})
         received_accuracy, _ = self._accuracy_per_class(self.data.validation)
         self.load_tensors(kept)
         coefficients = fusion_coefficients(own_accuracy, received_accuracy, measured)
-        fused = {
-            f"{prefix}.{name}": fuse_rows(tensor, self.received[f"{prefix}.{name}"], coefficients, has)
-            for name, tensor in own.items()
-        }
-        self.load_tensors(fused)
+        rows = [f"{prefix}.{name}" for name, _ in classifier.named_parameters()]
+        self.load_tensors({name: fuse_rows(kept[name], self.received[name], coefficients, has) for name in rows})
 
     def _accuracy_per_class(self, split: Split) -> tuple[Tensor, Tensor]:
         """Return the accuracy on the samples of each class, (classes,), and which classes have any."""

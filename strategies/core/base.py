@@ -126,24 +126,6 @@ class FloretStrategy(Strategy):
         """Return the weight of a client with ``samples`` training samples in the aggregate."""
         return float(samples) if self.weighted else 1.0
 
-    def prototype_specs(self) -> dict[str, TensorSpec]:
-        """Return ``prototype.<class>``, (features,), for every class, all optional."""
-        width = self.feature_width()
-        classes = self.model.classifier.out_features
-        return {f"prototype.{c}": TensorSpec((width,), optional=True) for c in range(classes)}
-
-    def need_stages(self, setting: str) -> None:
-        """Refuse ``setting`` for an extractor without convolutional stages.
-
-        Raises:
-            ConfigError: it has none.
-        """
-        if not self.model.extractor.stage_ends:
-            raise ConfigError(
-                f"{setting}: the extractor of model {self.config.model!r} has no convolutional stage; "
-                "use a convolutional model, or switch it off"
-            )
-
     def begin_round(self) -> None:
         """Forget what was folded; called before the first reply of a round."""
         self._mean = WeightedMean()
@@ -260,6 +242,24 @@ class FloretStrategy(Strategy):
     def feature_width(self) -> int:
         """Return the number of features that the extractor gives."""
         return feature_width(self.model, self.input_shape)
+
+    def prototype_specs(self) -> dict[str, TensorSpec]:
+        """Return ``prototype.<class>``, (features,), for every class, all optional."""
+        width = self.feature_width()
+        classes = self.model.classifier.out_features
+        return {f"prototype.{c}": TensorSpec((width,), optional=True) for c in range(classes)}
+
+    def need_stages(self, setting: str) -> None:
+        """Refuse ``setting`` for an extractor without convolutional stages.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        if not self.model.extractor.stage_ends:
+            raise ConfigError(
+                f"{setting}: the extractor of model {self.config.model!r} has no convolutional stage; "
+                "use a convolutional model, or switch it off"
+            )
 
     def sample(self, server_round: int) -> list[Client]:
         """Draw round(participation * clients), at least one and ``min-replies``, without replacement; roster order."""
