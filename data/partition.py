@@ -146,8 +146,10 @@ def _draw(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, seed:
         partitioner = library.PathologicalPartitioner(
             num_clients, "label", scheme.classes_per_client, class_assignment_mode="first-deterministic", seed=seed
         )
-    else:
+    elif scheme.name == "shards":
         partitioner = library.ShardPartitioner(num_clients, "label", scheme.shards_per_client, seed=seed)
+    else:
+        raise KeyError(scheme.name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pathological warns of unused classes: partition's docstring says so
         partitioner.dataset = Dataset.from_dict({"label": labels, "index": np.arange(len(labels))})

@@ -57,8 +57,10 @@ def build_model(
     # Built without storage first, so that the constructors of the layers draw nothing from the global generator.
     with torch.device("meta"):
         stack = BUILDERS[name](input_shape, classes)
-        if head_layers >= len(stack):
-            raise ConfigError(f"head-layers = {head_layers}: must be below {len(stack)}, the layers of model {name!r}")
+        if not 0 < head_layers < len(stack):
+            raise ConfigError(
+                f"head-layers = {head_layers}: must be from 1 to {len(stack) - 1}, model {name!r} has {len(stack)} layers"
+            )
         model = SplitModel(_stack(stack[:-head_layers]), _head(stack[-head_layers:]))
     model.to_empty(device="cpu")
     initialise(model, generator, _GAINS.get(name, 1.0))

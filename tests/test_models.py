@@ -91,7 +91,7 @@ def test_a_head_of_all_linear_layers() -> None:
 
 
 def test_a_split_that_leaves_no_extractor() -> None:
-    with pytest.raises(ConfigError, match="head-layers = 4: must be below 4, the layers of model 'cnn2'"):
+    with pytest.raises(ConfigError, match="head-layers = 4: must be from 1 to 3, model 'cnn2' has 4 layers"):
         make("cnn2", head_layers=4)
 
 

@@ -84,7 +84,7 @@ def test_personal_models_are_those_that_were_measured(tmp_path: Path, two_actors
     files = sorted((directory / "checkpoints" / "personal").glob("*.safetensors"))
     assert {file.stem for file in files} == set(history[-1]["clients"])
     for file in files:
-        model = build_model(config.model, (1, 8, 8), 10, config.head_layers, torch.Generator()).eval()
+        model = build_model(config.model, (1, 8, 8), 10, 1, torch.Generator()).eval()
         model.load_state_dict(load_file(file))
         test = load_client(config, int(file.stem), 10).test
         accuracy = (model(normalise(test.x)).argmax(1) == test.y).float().mean().item()
