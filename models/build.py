@@ -58,9 +58,8 @@ def build_model(
     with torch.device("meta"):
         stack = BUILDERS[name](input_shape, classes)
         if not 0 < head_layers < len(stack):
-            raise ConfigError(
-                f"head-layers = {head_layers}: must be from 1 to {len(stack) - 1}, model {name!r} has {len(stack)} layers"
-            )
+            have = f"model {name!r} has {len(stack)} layers"
+            raise ConfigError(f"head-layers = {head_layers}: must be from 1 to {len(stack) - 1}, {have}")
         model = SplitModel(_stack(stack[:-head_layers]), _head(stack[-head_layers:]))
     model.to_empty(device="cpu")
     initialise(model, generator, _GAINS.get(name, 1.0))
