@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from common.config import between, choice
+from common.errors import ConfigError
 from strategies.core import FloretStrategy, TensorSpec
 
 
@@ -30,6 +31,13 @@ class FedDFPA(FloretStrategy):
     shares = "head"
     weighted = False
     Parameters = FedDFPAParameters
+
+    def check(self) -> None:
+        """Refuse to fuse a head of several layers: received rows of the last would meet own layers before it."""
+        if self.parameters.fusion and self.head_layers > 1:
+            raise ConfigError(
+                f"head-layers = {self.head_layers}: feddfpa fuses the rows of one layer; use 1, or feddfpa.fusion=false"
+            )
 
     def expected(self) -> dict[str, TensorSpec]:
         """Return the head and a prototype for each class, the latter optional."""

@@ -19,14 +19,16 @@ UNIT, AUXILIARY = "unit", "auxiliary"
 @dataclass(frozen=True, kw_only=True)
 class UAPDFLParameters:
     """``n_com`` peers a client and round; ``th`` is the threshold of the divergence, ``mu`` weighs the auxiliary term;
-    ``divergence`` is ``"symmetric-kl"`` (equation 6) or ``"jensen-shannon"``; ``client_dropout`` and
-    ``layer_personalization`` are switches; with ``own_start`` every client draws its own initial model.
+    ``divergence`` is ``"symmetric-kl"`` (equation 6) or ``"jensen-shannon"``, ``aux_reduction`` is ``"sum"`` over
+    features (equation 12) or ``"mean"``; ``client_dropout`` and ``layer_personalization`` are switches, the latter with
+    the auxiliary term; with ``own_start`` every client draws its own initial model.
     """
 
     n_com: int = between(1)
     th: float = between(float("-inf"))
     mu: float = between(0)
     divergence: str = choice("symmetric-kl", "jensen-shannon")
+    aux_reduction: str = choice("sum", "mean")
     client_dropout: bool
     layer_personalization: bool
     own_start: bool
@@ -138,7 +140,8 @@ class UAPDFL(FloretStrategy):
         arrays: NamedArrays = {}
         for i, peer in enumerate(peers):
             published = self.mailbox[peer.name]
-            arrays[f"{i}.{AUXILIARY}"] = published[AUXILIARY]
+            if self.parameters.layer_personalization:
+                arrays[f"{i}.{AUXILIARY}"] = published[AUXILIARY]
             for name in self.shared_names():
                 in_head = name.startswith("head.")
                 if i == wish.replace or i in (wish.heads if in_head else wish.extractors):

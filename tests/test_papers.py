@@ -322,7 +322,9 @@ def test_divergence_by_hand() -> None:
 
 
 def test_auxiliary_term_and_weighted_mean_by_hand() -> None:
-    assert auxiliary_term(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 4.0])).item() == pytest.approx(5.0)
+    own, average = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 4.0])
+    assert auxiliary_term(own, average, "sum").item() == pytest.approx(5.0)
+    assert auxiliary_term(own, average, "mean").item() == pytest.approx(2.5)
     assert weighted_mean([torch.tensor([1.0, 0.0]), torch.tensor([4.0, 3.0])], [2, 1]).tolist() == [2.0, 1.0]
 
 
@@ -427,7 +429,17 @@ def test_ua_pdfl_sends_only_what_was_asked_for(tmp_path: Path) -> None:
     assert 0 < heads < 24
     alone = Relay(tmp_path, ua_pdfl__layer_personalization=False, ua_pdfl__client_dropout=False)
     for node in alone.outcome.grid.contexts:
-        assert all(name.endswith(".auxiliary") for name in alone.told[node, 2][0])
+        assert not alone.told[node, 2][0]
+
+
+def test_ua_pdfl_with_both_switches_off_is_local(tmp_path: Path) -> None:
+    off: dict[str, Any] = {"ua_pdfl__layer_personalization": False, "ua_pdfl__client_dropout": False}
+    keys: dict[str, Any] = {"rounds": 3, "head_layers": 1}
+    local = federate(tmp_path, method="local", **keys)
+    assert equal(local, federate(tmp_path, method="ua-pdfl", **keys, **off))
+    for switch in off:
+        on = federate(tmp_path, method="ua-pdfl", ua_pdfl__th=10.0, **keys, **(off | {switch: True}))
+        assert not equal(local, on), switch
 
 
 def test_ua_pdfl_starts_from_own_or_common_weights(tmp_path: Path) -> None:

@@ -27,9 +27,10 @@ def divergence(p: Tensor, q: Tensor, kind: str) -> Tensor:
     return ((p * (p / q).log()).sum() + (q * (q / p).log()).sum()) / 2
 
 
-def auxiliary_term(own: Tensor, average: Tensor) -> Tensor:
-    """Return ``||I_aux - I_aux_avg||^2`` (equation 12), both (features,)."""
-    return (own - average).square().sum()
+def auxiliary_term(own: Tensor, average: Tensor, reduction: str) -> Tensor:
+    """Return ``||I_aux - I_aux_avg||^2``, both (features,): equation 12 with ``"sum"``, or its mean over features."""
+    squared = (own - average).square()
+    return squared.sum() if reduction == "sum" else squared.mean()
 
 
 def weighted_mean(tensors: list[Tensor], samples: list[int]) -> Tensor:
@@ -43,8 +44,8 @@ class UAPDFL(FloretClient):
     """Keeps its whole model; publishes it with its unit and auxiliary representation after every training.
 
     Receives ``i.unit`` of each peer ``i`` with the question what it wants (``plan``), then ``i.auxiliary`` and the
-    tensors that it asked for, ``i.<name>``. Parameters from the server: ``th``, ``mu`` (>= 0), ``divergence``, and the
-    switches ``client-dropout``, ``layer-personalization``, ``own-start``.
+    tensors that it asked for, ``i.<name>``. Parameters from the server: ``th``, ``mu`` (>= 0), ``divergence``,
+    ``aux-reduction``, and the switches ``client-dropout``, ``layer-personalization``, ``own-start``.
     """
 
     shares = "model"
@@ -97,7 +98,7 @@ class UAPDFL(FloretClient):
             self.model.extractor.eval()
             own = self.model.features(self._unit_tensor())[0]
             self.model.extractor.train()
-            loss = loss + mu * auxiliary_term(own, self._average)
+            loss = loss + mu * auxiliary_term(own, self._average, str(self.parameter("aux-reduction")))
         return loss
 
     def upload(self) -> dict[str, Tensor]:
