@@ -230,6 +230,13 @@ class FloretClient(NumPyClient):
         frozen = copy.deepcopy(self.model.extractor).eval()
         return frozen.requires_grad_(False)
 
+    def historical_extractor(self) -> Stack | None:
+        """Return the client's own extractor after the last round that it took part in, frozen; None before its first.
+
+        To be called in ``receive``, before what arrived takes its place.
+        """
+        return self.frozen_extractor() if self.setting.state.round else None
+
     def training_features(self, extractor: nn.Module) -> Tensor:
         """Return the outputs of ``extractor`` for the training data in order, (samples, d), without gradients."""
         extractor.eval()

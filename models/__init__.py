@@ -2,13 +2,12 @@
 
 from models.attention import CBAM, CrossLayerFusion
 from models.build import MODELS, Head, build_model, head_layers, initialise
-from models.names import PARTS, Part, batch_norm_names, tensor_names
+from models.names import Part, batch_norm_names, tensor_names
 from models.split import SplitModel, Stack, feature_width
 
 __all__ = [
     "CBAM",
     "MODELS",
-    "PARTS",
     "CrossLayerFusion",
     "Head",
     "Part",

@@ -1,12 +1,11 @@
 """Which tensors of a model are shared: parts by name, batch normalisation by module type."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 Part = Literal["model", "extractor", "head", "model-without-batch-norm", "nothing"]
-PARTS: tuple[Part, ...] = get_args(Part)
 
 
 def batch_norm_names(model: nn.Module, *, buffers_only: bool = False) -> set[str]:

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from common.config import RunConfig, key_of
+from common.config import RunConfig
 from common.errors import FloretError
 
 
@@ -73,8 +73,3 @@ class RunDirectory:
         new = self.path / f".{name}.new"
         new.write_text(text + "\n", encoding="utf-8")
         new.replace(self.path / name)
-
-
-def config_values(config: RunConfig) -> dict[str, Any]:
-    """Return the run config as flat keys."""
-    return {key_of(name): value for name, value in vars(config).items()}

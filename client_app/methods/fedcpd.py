@@ -10,7 +10,7 @@ from client_app.batches import Batch
 from client_app.client import FloretClient
 from client_app.prototypes import alignment_loss
 from common.seeds import torch_generator
-from models import CBAM, CrossLayerFusion, Stack, initialise
+from models import CBAM, CrossLayerFusion, initialise
 
 PREFIX = "distillation."
 
@@ -66,8 +66,7 @@ class FedCPD(FloretClient):
 
     def receive(self) -> None:
         """Put the teacher aside before the received extractor takes its place."""
-        taken_part = self.setting.state.round > 0
-        self._teacher: Stack | None = self.frozen_extractor() if taken_part else None
+        self._teacher = self.historical_extractor()
         self.load_tensors({name: t for name, t in self.received.items() if name in set(self.shared_names())})
 
     def train(self) -> float:

@@ -36,8 +36,7 @@ class PFPSLWC(FloretClient):
 
     def receive(self) -> None:
         """Put the historical extractor aside before the received one takes its place."""
-        taken_part = self.setting.state.round > 0
-        self._historical = self.frozen_extractor() if taken_part else None
+        self._historical = self.historical_extractor()
         super().receive()
 
     def train(self) -> float:
