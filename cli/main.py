@@ -5,6 +5,7 @@ import sys
 import click
 
 from cli.listing import list_names
+from cli.node import node
 from cli.report import report
 from cli.run import run
 from cli.sweep import sweep
@@ -37,6 +38,7 @@ def floret(context: click.Context) -> None:
 
 
 floret.add_command(list_names)
+floret.add_command(node)
 floret.add_command(report)
 floret.add_command(run)
 floret.add_command(sweep)
