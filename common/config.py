@@ -50,8 +50,11 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 def absolute_path(value: str) -> str | None:
     """Return None if ``value`` is empty or absolute (``~`` counts), else what is wrong."""
-    if not value or Path(value).expanduser().is_absolute():
-        return None
+    try:
+        if not value or Path(value).expanduser().is_absolute():
+            return None
+    except RuntimeError:
+        return f"{Path(value).parts[0]} is not the home of a user of this machine; name the absolute path"
     return "must be an absolute path (the working directory of a Flower process is not yours)"
 
 

@@ -12,6 +12,7 @@ from common.config import RunConfig, one_of
 from common.errors import ConfigError, DataError
 from common.seeds import numpy_generator
 from data.datasets import DATASETS, ONLY_MODEL, Pool, Source, check_files, directory, load_pool
+from data.files import entries, is_dir, is_file, status
 from data.npz import Samples, check_alike, class_count, read_labels, read_samples
 from data.partition import PARTITIONS, Indices, Scheme, partition
 
@@ -183,11 +184,13 @@ def _own_files(folder: Path, i: int) -> tuple[Path, Path]:
 
 
 def _check_own_files(folder: Path, num_clients: int | None) -> None:
-    present = [path for path in (folder / "train").glob("*.npz") if path.stem.isdecimal()]
+    train = folder / "train"
+    names = entries(train) if is_dir(train) else []
+    present = [path for path in names if path.suffix == ".npz" and path.stem.isdecimal()]
     clients = num_clients if num_clients is not None else max(len(present), 1)
     for i in range(clients):
         for path in _own_files(folder, i):
-            if not path.is_file():
+            if not is_file(path):
                 raise DataError(
                     f"{path} is missing: the federation has {clients} clients, so {folder} must have {_OWN} "
                     f"to {clients - 1}"
@@ -225,10 +228,10 @@ def _load_numbered(folder: Path, i: int, num_clients: int, config: RunConfig) ->
 def _stamps(files: tuple[Path, Path]) -> tuple[tuple[int, int], ...]:
     stamps = []
     for path in files:
-        if not path.is_file():
+        found = status(path)
+        if found is None:
             raise DataError(f"{path} is not there; it must be an npz file with the arrays x and y")
-        status = path.stat()
-        stamps.append((status.st_mtime_ns, status.st_size))
+        stamps.append((found.st_mtime_ns, found.st_size))
     return tuple(stamps)
 
 

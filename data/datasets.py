@@ -12,6 +12,7 @@ import numpy.typing as npt
 from common.config import RunConfig
 from common.errors import DataError
 from common.seeds import numpy_generator
+from data.files import entries, is_dir, is_file
 from data.npz import Samples, check_alike, check_arrays, class_count, read_arrays, read_samples, to_inputs, to_labels
 from data.text import read_news
 
@@ -139,7 +140,7 @@ def directory(config: RunConfig, what: str) -> Path:
     if not config.data_dir:
         raise DataError(f"dataset {config.dataset} needs data-dir, the directory that has {what}")
     path = Path(config.data_dir).expanduser()
-    if not path.is_dir():
+    if not is_dir(path):
         raise DataError(f"data-dir = {config.data_dir} is not a directory; it must have {what}")
     return path
 
@@ -154,13 +155,13 @@ def find_pool_file(data_dir: str) -> Path:
     if not data_dir:
         raise DataError(f"dataset npz needs data-dir, {wanted}, or a directory that has one")
     path = Path(data_dir).expanduser()
-    if not path.is_dir():
-        if not path.is_file():
+    if not is_dir(path):
+        if not is_file(path):
             raise DataError(f"data-dir = {data_dir} is not there; it must be {wanted}, or a directory that has one")
         return path
-    if (path / "data.npz").is_file():
+    if is_file(path / "data.npz"):
         return path / "data.npz"
-    files = sorted(path.glob("*.npz"))
+    files = [file for file in entries(path) if file.suffix == ".npz"]
     if len(files) != 1:
         found = f"{len(files)} other npz files" if files else "no npz file"
         raise DataError(
@@ -268,7 +269,7 @@ def _to_fetch(dataset: str, data_dir: str, download: bool) -> bool:
         fetch = " (with download=true it is fetched into it)" if official.kind else ""
         raise DataError(f"dataset {dataset} needs data-dir, the directory that has {official.place}{fetch}")
     folder = Path(data_dir).expanduser() / official.folder
-    missing = next((folder / name for name in official.files if not (folder / name).is_file()), None)
+    missing = next((folder / name for name in official.files if not is_file(folder / name)), None)
     if missing and not (download and official.kind):
         way_out = "or set download=true" if official.kind else "Floret cannot download it"
         raise DataError(
