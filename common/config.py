@@ -6,6 +6,7 @@ are read by ``read_keys`` into the dataclass that its server half declares.
 """
 
 import difflib
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -34,6 +35,12 @@ def choice(*names: str) -> Any:
     return field(metadata={"check": lambda value: one_of(value, names)})
 
 
+def any_of(*numbers: int) -> Any:
+    """Declare a number that is one of ``numbers``."""
+    names = ", ".join(map(str, numbers))
+    return field(metadata={"check": lambda value: None if value in numbers else f"must be one of {names}"})
+
+
 def one_of(value: str, names: Iterable[str]) -> str | None:
     """Return None if ``value`` is one of ``names``, else what is wrong: the choices, and the nearest one."""
     names = list(names)
@@ -56,6 +63,20 @@ def absolute_path(value: str) -> str | None:
     except RuntimeError:
         return f"{Path(value).parts[0]} is not the home of a user of this machine; name the absolute path"
     return "must be an absolute path (the working directory of a Flower process is not yours)"
+
+
+def split_names(value: str) -> tuple[str, ...]:
+    """Return the names in a text that separates them by commas, without the blanks around them, accents composed."""
+    return tuple(unicodedata.normalize("NFC", name.strip()) for name in value.split(",")) if value.strip() else ()
+
+
+def distinct_names(value: str) -> str | None:
+    """Return None if ``value`` is empty or distinct names separated by commas, else what is wrong."""
+    names = split_names(value)
+    for i, name in enumerate(names):
+        if not name or name in names[:i]:
+            return f"has {repr(name) + ' twice' if name else 'an empty name'}; must be distinct names, as in 'cat,dog'"
+    return None
 
 
 def read_keys(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
@@ -104,6 +125,9 @@ class RunConfig:
     data_dir: str = field(metadata={"check": absolute_path})
     download: bool
     max_samples: int = between(0)
+    image_size: int = between(0)
+    image_channels: int = any_of(0, 1, 3)
+    class_names: str = field(metadata={"check": distinct_names})
     partition: str
     alpha: float = between(0, above=True)
     classes_per_client: int = between(1)

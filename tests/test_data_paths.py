@@ -12,9 +12,9 @@ from common.config import absolute_path
 from common.errors import ConfigError
 from data.files import entries, is_dir, is_file
 from data.npz import read_samples
-from tests.test_data import config, message, save_own, save_pool
+from tests.test_data import config, message, save_node, save_own, save_pool
 
-DATASETS = ("mnist", "pathmnist", "ag-news", "npz", "npz-clients")
+DATASETS = ("mnist", "pathmnist", "ag-news", "npz", "npz-clients", "image-folder")
 NOBODY = 65534
 
 
@@ -74,6 +74,17 @@ def test_a_path_below_a_file(tmp_path, dataset):
     cfg = for_dataset(dataset, tmp_path / "a.npz" / "below")
     for text in (message(data.check, cfg), message(data.load_client, cfg, 0, 2)):
         assert any(reason in text for reason in ("is not there", "is not a directory", "is missing"))
+
+
+def test_a_nodes_directory(tmp_path):
+    save_node(tmp_path)
+    with forbidden(tmp_path):
+        text = message(data.load_own, tmp_path, config(), "a")
+    assert text.startswith(f"{tmp_path}")
+    assert text.endswith(": cannot be looked at (Permission denied)")
+    assert "is not a directory; it must have" in message(data.load_own, tmp_path / "train.npz" / "x", config(), "a")
+    text = message(data.load_own, tmp_path / ("x" * 300), config(), "a")
+    assert text.endswith("cannot be looked at (File name too long)")
 
 
 def test_files_per_client_that_may_not_be_entered(tmp_path):
