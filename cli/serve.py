@@ -39,7 +39,7 @@ def predict(source: Path, output: Path | None, **which: Any) -> None:
     from data import read_inputs
 
     personal = _personal(**which)
-    names, x, y = read_inputs(source, personal.config)
+    names, x, y = read_inputs(source, personal.config, personal.input_shape[0])
     scores = personal.scores(torch.from_numpy(x))
     classes = scores.argmax(1)
     labels = personal.class_names or tuple(str(c) for c in range(personal.classes))

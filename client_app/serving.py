@@ -75,7 +75,7 @@ class Personal:
             raise FloretError(f"the inputs are {have}, the model takes {want}")
         device = next(self.module.parameters()).device
         with torch.no_grad():
-            return torch.cat([self.module(part.to(device)).cpu() for part in x.split(_BATCH)])
+            return torch.cat([self.module(part.to(device)).cpu() for part in torch.split(x, _BATCH)])
 
     def export(self, path: Path) -> None:
         """Write a program of torch.export that needs no Floret: ``torch.export.load(path).module()(x)``.

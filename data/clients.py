@@ -14,8 +14,8 @@ from common.errors import ConfigError, DataError
 from common.seeds import numpy_generator
 from data.datasets import DATASETS, ONLY_MODEL, Pool, Source, check_files, data_directory, load_pool
 from data.files import entries, is_dir, is_file, status
-from data.images import Form, ImageFiles, class_names, find_images, read_images
-from data.npz import Samples, check_alike, class_count, read_labels, read_samples
+from data.images import Form, ImageFiles, class_folders, class_names, decoded, find_images, read_images
+from data.npz import Samples, check_alike, check_arrays, class_count, read_labels, read_samples
 from data.partition import PARTITIONS, Indices, Scheme, partition
 
 _OWN = "files per client, train/<i>.npz and test/<i>.npz with the arrays x and y, i from 0"
@@ -118,7 +118,7 @@ def load_client(config: RunConfig, partition_id: int, num_partitions: int) -> Cl
     return ClientData(train, validation, test, pool.num_classes, pool.x.shape[1:], pool.class_names)
 
 
-def load_own(directory: Path, config: RunConfig, name: str) -> ClientData:
+def load_own(directory: Path, config: RunConfig, name: str, cache: Path | None = None) -> ClientData:
     """Return the data of a node that has its own in ``directory``: two npz files, or folders of images.
 
     The files are ``train.npz`` and ``test.npz`` with the arrays x and y; the folders ``train/<class>/`` and
@@ -128,12 +128,37 @@ def load_own(directory: Path, config: RunConfig, name: str) -> ClientData:
     The test part is taken whole; ``validation-fraction`` of the training part is for validation, drawn by ``seed`` and
     the client's ``name``; ``max-samples`` > 0 keeps at most that many samples of the training part. ``num-classes`` 0
     counts the classes: of images those in the list, of npz files those up to the largest label. Kept in memory until a
-    file changes.
+    file changes; decoded images also as a file in ``cache``, for processes that come after this one.
 
     Raises:
         DataError: there are neither or both, a file is missing or cannot be used, images differ in size or kind, a
             folder is not in the list of classes, or a label does not fit into ``num-classes``.
     """
+    files, parts = _own_files_or_parts(directory)
+    cut = _Cut.of(config, name)
+    if files:
+        return _load_files(files, _stamps(files), cut, config.num_classes)
+    names = class_names(directory, parts, split_names(config.class_names), config.num_classes)
+    train, test = (find_images(part, names) for part in parts)
+    form = Form(config.image_size, config.image_channels)
+    return _load_images(train, test, form, cut, names, config.num_classes or len(names), cache)
+
+
+def check_own(directory: Path) -> None:
+    """Check what needs no run config: that ``load_own`` would find its files or folders.
+
+    Raises:
+        DataError: there are neither or both, or an array or the class folders are missing.
+    """
+    files, parts = _own_files_or_parts(directory)
+    for path in files:
+        check_arrays(path, ("x", "y"))
+    for part in parts:
+        find_images(part, [folder.name for folder in class_folders(part)])
+
+
+def _own_files_or_parts(directory: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Return the two npz files of a node, or its two folders of images; the other is empty."""
     if not is_dir(directory):
         raise DataError(f"{directory} is not a directory; it must have {_NODE}")
     files = (directory / "train.npz", directory / "test.npz")
@@ -142,20 +167,10 @@ def load_own(directory: Path, config: RunConfig, name: str) -> ClientData:
     if has_files == has_images:
         found = "npz files and folders, of which one kind must go" if has_files else "neither npz files nor folders"
         raise DataError(f"{directory} has {found}; it must have {_NODE}")
-    cut = _Cut.of(config, name)
-    if has_files:
-        return _load_files(files, _stamps(files), cut, config.num_classes)
-    for part in parts:
+    for part in parts if has_images else ():
         if not is_dir(part):
             raise DataError(f"{part} is not there; it must have the class folders of the {part.name} images")
-    names = class_names(directory, parts, split_names(config.class_names), config.num_classes)
-    train, test = (find_images(part, names) for part in parts)
-    form = Form(config.image_size, config.image_channels)
-    return _load_images(train, test, form, cut, names, config.num_classes or len(names))
-
-
-def check_own(directory: Path) -> None:
-    """TEMP."""
+    return (files, ()) if has_files else ((), parts)
 
 
 def describe(config: RunConfig, num_clients: int) -> Description:
@@ -254,7 +269,7 @@ def _load_numbered(folder: Path, i: int, num_clients: int, config: RunConfig) ->
     return _load_files(files, _stamps(files), _Cut.of(config, str(i)), config.num_classes or largest + 1)
 
 
-def _stamps(files: tuple[Path, Path]) -> tuple[tuple[int, int], ...]:
+def _stamps(files: tuple[Path, ...]) -> tuple[tuple[int, int], ...]:
     stamps = []
     for path in files:
         found = status(path)
@@ -286,12 +301,20 @@ def _load_files(
 # Images are large and a node has one directory: what was decoded before a change is not kept beside it.
 @lru_cache(maxsize=1)
 def _load_images(
-    train: ImageFiles, test: ImageFiles, form: Form, cut: _Cut, names: tuple[str, ...], num_classes: int
+    train: ImageFiles,
+    test: ImageFiles,
+    form: Form,
+    cut: _Cut,
+    names: tuple[str, ...],
+    num_classes: int,
+    cache: Path | None,
 ) -> ClientData:
     own, validation = cut.of_training(len(train.files))
     kept = np.sort(np.concatenate([own, validation]))
     # All at once, so that the parts are checked against each other.
-    x = read_images([*(train.files[i] for i in kept), *test.files], form, mixed=False)
+    files = [*(train.files[i] for i in kept), *test.files]
+    stamps = [*(train.stamps[i] for i in kept), *test.stamps]
+    x = decoded(cache, (files, stamps, form), lambda: read_images(files, form, mixed=False))
     training = Samples(x[: len(kept)], np.asarray(train.labels, dtype=np.int64)[kept])
     return ClientData(
         _take(training, np.searchsorted(kept, own)),

@@ -1,10 +1,13 @@
 """The user's own images, a folder for each class, as torchvision's ImageFolder wants them: decoded once, to arrays."""
 
+import hashlib
+import io
+import logging
 import os
 import stat
 import unicodedata
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from common.config import nearest
+from common.durable import write_whole
 from common.errors import DataError, one_line
 from data.files import entries, is_dir, is_file, status
+
+log = logging.getLogger("flwr")
 
 EXTENSIONS = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 CLASS_FILE = "classes.txt"
@@ -150,6 +156,35 @@ def read_images(files: Sequence[str], form: Form, *, mixed: bool) -> npt.NDArray
                 if pixels.shape[1] == 1:
                     pixels = np.repeat(pixels, 3, axis=1)
             pixels[i] = image
+    return pixels
+
+
+def decoded(cache: Path | None, key: object, decode: Callable[[], npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
+    """Return what ``decode`` returned for this ``key`` the last time, from a file in ``cache``; there is one for each.
+
+    A file that cannot be read, or a cache that cannot be written, costs decoding again and nothing else.
+    """
+    if cache is None:
+        return decode()
+    name = f"images-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}.npy"
+    try:
+        with (cache / name).open("rb") as file:
+            pixels: npt.NDArray[np.uint8] = np.load(file, allow_pickle=False)
+            return pixels
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, EOFError) as error:
+        log.warning("%s: is decoded anew (%s)", cache / name, one_line(error))
+    pixels = decode()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        for old in cache.glob("images-*.npy"):
+            old.unlink()
+        content = io.BytesIO()
+        np.save(content, pixels, allow_pickle=False)
+        write_whole(cache / name, content.getvalue(), sync=False)
+    except OSError as error:
+        log.warning("%s: decoded images are not kept (%s)", cache, error.strerror)
     return pixels
 
 
