@@ -1,4 +1,4 @@
-"""A run that goes on after its server was killed: the numbers are as if nothing had happened, or a line says why not."""
+"""A run that goes on after its server was killed: the numbers are as if nothing had happened, or a line says why."""
 
 import json
 import shutil

@@ -21,6 +21,10 @@ from strategies.core.session import Session
 
 log = logging.getLogger("flwr")
 
+# Seconds that Flower keeps a message and its answer beyond ``round-timeout``: the answers that came in time are still
+# there when the wait for one that did not is over.
+LEEWAY = 60.0
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -312,7 +316,8 @@ class FloretStrategy(Strategy):
         )
         self._asked[client.name] = self._asked.get(client.name, 0) + payload_bytes(arrays)
         content = RecordDict({"arrays": arrays, "config": scalars})
-        return Message(content, client.node_id, kind, ttl=self.config.round_timeout, group_id=str(server_round))
+        ttl = self.config.round_timeout + LEEWAY
+        return Message(content, client.node_id, kind, ttl=ttl, group_id=str(server_round))
 
     def answered(self, replies: Iterable[Message]) -> Iterable[tuple[Client, Message]]:
         """Yield the replies of clients that were asked, each with its client."""
