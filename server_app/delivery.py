@@ -49,8 +49,8 @@ class Delivery(Grid):
     it comes back under another id. So after ``patience`` seconds without an answer this grid looks whether the client
     is at another node, and sends a question behind the message: a node handles messages one at a time and in order, so
     an answer to the question, while the message itself has none, says that the message is lost. It is then sent again;
-    that a client gets a round's message twice is harmless (see ``client_app.state``). A node that Flower reports as gone
-    is given ``grace`` seconds to come back.
+    that a client gets a round's message twice is harmless (see ``client_app.state``). A node that Flower reports as
+    gone is given ``grace`` seconds to come back.
 
     Args:
         grid: Flower's.
