@@ -209,6 +209,8 @@ def export(message: Message, context: Context) -> RecordDict:
     said = message.content.config_records["config"]
     store = client_store(context, node_config(context), str(said["session.directory"]))
     tensors = ClientState(store).load()
+    # The run is over, so nothing earlier is asked for any more.
+    store.keep(store.versions([])[:1])
     model = {name.removeprefix(MODEL): tensor for name, tensor in tensors.items() if name.startswith(MODEL)}
     name = f"{client_name(context)}.safetensors"
     if model:

@@ -22,6 +22,7 @@ class Simulator:
 
     env: dict[str, str]
     output: Path
+    pid: int
 
     def run(self, run_config: str, federation_config: str, *, app: Path = ROOT, timeout: float = 240) -> str:
         """Run the app to its end; return what the user sees."""
@@ -95,7 +96,7 @@ def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
         )
     try:
         wait_for_port(control, process, log)
-        yield Simulator(env, output)
+        yield Simulator(env, output, process.pid)
     finally:
         process.terminate()
         try:

@@ -1,9 +1,12 @@
 """The main job as a user runs it: ``flwr run`` through a real SuperLink, Ray and its actors."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from data import load_client
 from models import build_model
 from server_app.settings import read_config
 from tests.conftest import Simulator
+from tests.deployment import children, until
 from tests.harness import ROOT, federate, run_config, timeless
 
 SHORT = "rounds=3 local-epochs=2"
@@ -89,6 +93,28 @@ def test_personal_models_are_those_that_were_measured(tmp_path: Path, two_actors
         test = load_client(config, int(file.stem), 10).test
         accuracy = (model(normalise(test.x)).argmax(1) == test.y).float().mean().item()
         assert accuracy == pytest.approx(history[-1]["clients"][file.stem]["after"]["test"])
+
+
+def test_a_killed_simulation_is_resumed_with_the_same_numbers(
+    simulator: Simulator, two_actors: tuple[str, Path], tmp_path: Path
+) -> None:
+    run = f'{SHORT} participation=0.5 output-dir="{tmp_path}"'
+    federation = "num-supernodes=10 client-resources-num-cpus=1 init-args-num-cpus=2"
+    with ThreadPoolExecutor() as pool:
+        killed = pool.submit(simulator.run, run, federation)
+        until(lambda: any(tmp_path.glob("*/checkpoints/round-000001.json")), "no round was finished", 120)
+        for pid in children(simulator.pid):
+            if "flwr-simulation" in Path(f"/proc/{pid}/cmdline").read_text():
+                os.kill(pid, signal.SIGKILL)
+        killed.result()
+    (directory,) = tmp_path.iterdir()
+    assert not (directory / "summary.json").exists()
+    log = simulator.run(f'{run} resume="latest"', federation)
+    assert f"Resuming {directory} after round " in log
+    assert timeless(read(directory)[1]) == timeless(read(two_actors[1])[1])
+    # What clients keep is in the run directory, one version each when the run is over.
+    kept = list((directory / "checkpoints" / "clients" / "default" / "pfakd").glob("*/*.json"))
+    assert len(kept) == len({path.parent for path in kept}) >= 5
 
 
 @pytest.mark.parametrize(
