@@ -4,6 +4,7 @@ import sys
 
 import click
 
+from cli.certificates import certificates
 from cli.listing import list_names
 from cli.report import report
 from cli.run import run
@@ -36,6 +37,7 @@ def floret(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
+floret.add_command(certificates)
 floret.add_command(list_names)
 floret.add_command(report)
 floret.add_command(run)
