@@ -88,6 +88,8 @@ class Deployment:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            # The code of this checkout, whichever one is installed.
+            "PYTHONPATH": str(ROOT),
             "NO_COLOR": "1",
         }
         (self.folder / "flwr").mkdir(parents=True)
