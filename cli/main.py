@@ -4,6 +4,7 @@ import sys
 
 import click
 
+from cli.certificates import certificates
 from cli.listing import list_names
 from cli.node import node
 from cli.report import report
@@ -38,6 +39,7 @@ def floret(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
+floret.add_command(certificates)
 floret.add_command(export)
 floret.add_command(list_names)
 floret.add_command(node)

@@ -27,7 +27,13 @@ def _of_personal(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command()
 @_of_personal
-@click.option("--input", "source", required=True, type=click.Path(path_type=Path), help="npz with x; image; folder.")
+@click.option(
+    "--input",
+    "source",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="npz with x; image; folder of images; txt, a text a line.",
+)
 @click.option("--output", type=click.Path(path_type=Path), help="Write the CSV here instead of showing it.")
 def predict(source: Path, output: Path | None, **which: Any) -> None:
     """Classify inputs with a client's personal model, also while a federation is going on.
@@ -39,8 +45,12 @@ def predict(source: Path, output: Path | None, **which: Any) -> None:
     from data import read_inputs
 
     personal = _personal(**which)
-    names, x, y = read_inputs(source, personal.config, personal.input_shape[0])
-    scores = personal.scores(torch.from_numpy(x))
+    dtype = str(personal.dtype).removeprefix("torch.")
+    names, x, y = read_inputs(source.expanduser(), personal.config, personal.input_shape, dtype)
+    try:
+        scores = personal.scores(torch.from_numpy(x))
+    except FloretError as error:
+        raise FloretError(f"--input {source}: {error}") from error
     classes = scores.argmax(1)
     labels = personal.class_names or tuple(str(c) for c in range(personal.classes))
     lines = [",".join(["input", "class", *(f"score {label}" for label in labels)])]
@@ -49,7 +59,7 @@ def predict(source: Path, output: Path | None, **which: Any) -> None:
     text = "\n".join(lines) + "\n"
     if output:
         try:
-            output.write_text(text, encoding="utf-8")
+            output.expanduser().write_text(text, encoding="utf-8")
         except OSError as error:
             raise FloretError(f"--output {output}: cannot be written ({error.strerror})") from error
     else:
@@ -71,7 +81,7 @@ def export(output: Path, **which: Any) -> None:
     if output.suffix not in kinds:
         raise FloretError(f"--output {output}: must end in .pt2 (torch.export) or .onnx")
     personal = _personal(**which)
-    getattr(personal, kinds[output.suffix])(output)
+    getattr(personal, kinds[output.suffix])(output.expanduser())
     click.echo(
         f"{output}: client {personal.client}, {personal.method}, round {personal.round}; input "
         f"{str(personal.dtype).removeprefix('torch.')} {('batch', *personal.input_shape)}, {personal.classes} classes"
@@ -81,8 +91,11 @@ def export(output: Path, **which: Any) -> None:
 def _personal(state_dir: Path | None, federation: str, method: str | None, client_name: str | None, device: str) -> Any:
     from client_app.serving import find_personal, load_personal
 
-    store = find_personal(state_dir or floret_home() / "state", federation, method, client_name)
-    return load_personal(store, device)
+    folder = state_dir.expanduser() if state_dir else floret_home() / "state"
+    personal = load_personal(find_personal(folder, federation, method, client_name), device)
+    for note in personal.notes:
+        click.echo(f"floret: {note}", err=True)
+    return personal
 
 
 def _quoted(text: str) -> str:

@@ -1,6 +1,9 @@
 """A client's personal model in use: found in its state, built again without a server, made to predict and to travel."""
 
+import copy
+import io
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +17,7 @@ from client_app.client import ClientSetting, FloretClient
 from client_app.runtime import device_of
 from client_app.state import ClientState, FileStore
 from common.config import RunConfig, one_of, read_keys
+from common.durable import write_whole
 from common.errors import FloretError
 from common.registry import load_class
 from data import ClientData, Split
@@ -51,6 +55,7 @@ class Personal:
         input_shape, dtype: of one input.
         classes: how many, and their names if the data have any.
         config: the run config that it was trained under.
+        notes: what was found damaged in its state, a line each.
     """
 
     module: Served
@@ -63,19 +68,23 @@ class Personal:
     classes: int
     class_names: tuple[str, ...]
     config: RunConfig
+    notes: tuple[str, ...] = ()
 
     def scores(self, x: Tensor) -> Tensor:
         """Return scores, (n, classes), of inputs of any number; the result is on the CPU.
 
         Raises:
-            FloretError: the inputs are not like those that the model was trained on.
+            FloretError: the inputs are not like those that the model was trained on, or have words that it lacks.
         """
         if tuple(x.shape[1:]) != self.input_shape or x.dtype != self.dtype:
             have, want = (_described(shape, kind) for shape, kind in ((x.shape[1:], x.dtype), self._kind()))
             raise FloretError(f"the inputs are {have}, the model takes {want}")
         device = next(self.module.parameters()).device
-        with torch.no_grad():
-            return torch.cat([self.module(part.to(device)).cpu() for part in torch.split(x, _BATCH)])
+        try:
+            with torch.no_grad():
+                return torch.cat([self.module(part.to(device)).cpu() for part in torch.split(x, _BATCH)])
+        except IndexError as error:
+            raise FloretError("the inputs have a word id that the model does not know") from error
 
     def export(self, path: Path) -> None:
         """Write a program of torch.export that needs no Floret: ``torch.export.load(path).module()(x)``.
@@ -85,12 +94,9 @@ class Personal:
         Raises:
             FloretError: ``path`` cannot be written.
         """
-        batch = torch.export.Dim("batch", min=1)
-        program = torch.export.export(self.module, (self._example(),), dynamic_shapes=({0: batch},))
-        try:
-            torch.export.save(program, path, extra_files={"floret.json": json.dumps(self.about(), indent=1)})
-        except (OSError, RuntimeError) as error:
-            raise FloretError(f"{path}: cannot be written ({error})") from error
+        file = io.BytesIO()
+        torch.export.save(self._program(), file, extra_files={"floret.json": json.dumps(self.about(), indent=1)})
+        _write(path, file.getvalue())
 
     def export_onnx(self, path: Path) -> None:
         """Write an ONNX model with input ``x`` and output ``scores``.
@@ -102,15 +108,14 @@ class Personal:
             import onnxscript  # noqa: F401 - torch.onnx needs it and says so less clearly
         except ImportError as error:
             raise FloretError("ONNX needs an extra: pip install 'floret[onnx]'") from error
-        batch = torch.export.Dim("batch", min=1)
-        program = torch.export.export(self.module, (self._example(),), dynamic_shapes=({0: batch},))
+        # What its optimizer skips is nobody's concern here.
+        logging.getLogger("onnxscript").setLevel(logging.ERROR)
+        logging.getLogger("onnx_ir").setLevel(logging.ERROR)
+        program = self._program()
         onnx = torch.onnx.export(program, input_names=["x"], output_names=["scores"], dynamo=True, verbose=False)
         assert onnx is not None
         onnx.model.metadata_props["floret"] = json.dumps(self.about())
-        try:
-            onnx.save(str(path))
-        except OSError as error:
-            raise FloretError(f"{path}: cannot be written ({error.strerror})") from error
+        _write(path, onnx.model_proto.SerializeToString())
 
     def about(self) -> dict[str, Any]:
         """Return what the model is, for whoever gets the file."""
@@ -127,9 +132,19 @@ class Personal:
     def _kind(self) -> tuple[tuple[int, ...], torch.dtype]:
         return self.input_shape, self.dtype
 
-    def _example(self) -> Tensor:
-        device = next(self.module.parameters()).device
-        return torch.zeros(2, *self.input_shape, dtype=self.dtype, device=device)
+    def _program(self) -> torch.export.ExportedProgram:
+        # Weights in the usual layout: torch.export.save warns of any other.
+        module = copy.deepcopy(self.module).to(memory_format=torch.contiguous_format)
+        device = next(module.parameters()).device
+        example = torch.zeros(2, *self.input_shape, dtype=self.dtype, device=device)
+        return torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise FloretError(f"--output {path}: cannot be written ({error.strerror})") from error
 
 
 def _described(shape: Any, dtype: torch.dtype) -> str:
@@ -200,4 +215,5 @@ def load_personal(store: FileStore, device: str = "cpu") -> Personal:
         classes=classes,
         class_names=tuple(inputs["classes"]),
         config=config,
+        notes=tuple(state.notes),
     )

@@ -14,7 +14,7 @@ from common.errors import ConfigError, DataError
 from common.seeds import numpy_generator
 from data.datasets import DATASETS, ONLY_MODEL, Pool, Source, check_files, data_directory, load_pool
 from data.files import entries, is_dir, is_file, status
-from data.images import Form, ImageFiles, class_folders, class_names, decoded, find_images, read_images
+from data.images import Form, ImageFiles, class_folders, class_names, decoded, find_images, listed_names, read_images
 from data.npz import Samples, check_alike, check_arrays, class_count, read_labels, read_samples
 from data.partition import PARTITIONS, Indices, Scheme, partition
 
@@ -123,7 +123,8 @@ def load_own(directory: Path, config: RunConfig, name: str, cache: Path | None =
 
     The files are ``train.npz`` and ``test.npz`` with the arrays x and y; the folders ``train/<class>/`` and
     ``test/<class>/``, whose images are decoded to uint8 (n, channels, height, width) as ``image-size`` and
-    ``image-channels`` say. ``data.images.class_names`` says which label a folder has.
+    ``image-channels`` say. ``data.images.class_names`` says which label a folder has, and ``listed_names`` what the
+    classes of npz files are called, if they are called anything.
 
     The test part is taken whole; ``validation-fraction`` of the training part is for validation, drawn by ``seed`` and
     the client's ``name``; ``max-samples`` > 0 keeps at most that many samples of the training part. ``num-classes`` 0
@@ -137,7 +138,12 @@ def load_own(directory: Path, config: RunConfig, name: str, cache: Path | None =
     files, parts = _own_files_or_parts(directory)
     cut = _Cut.of(config, name)
     if files:
-        return _load_files(files, _stamps(files), cut, config.num_classes)
+        listed, source = listed_names(directory, split_names(config.class_names))
+        if 0 < config.num_classes < len(listed):
+            raise DataError(
+                f"{source} has {len(listed)} classes; num-classes = {config.num_classes} must be at least that, or 0"
+            )
+        return _load_files(files, _stamps(files), cut, config.num_classes or len(listed), listed)
     names = class_names(directory, parts, split_names(config.class_names), config.num_classes)
     train, test = (find_images(part, names) for part in parts)
     form = Form(config.image_size, config.image_channels)
@@ -282,7 +288,11 @@ def _stamps(files: tuple[Path, ...]) -> tuple[tuple[int, int], ...]:
 # A process of a simulation serves many clients in turn; a node has one. The stamps make an altered file be read anew.
 @lru_cache(maxsize=32)
 def _load_files(
-    files: tuple[Path, Path], stamps: tuple[tuple[int, int], ...], cut: _Cut, num_classes: int
+    files: tuple[Path, Path],
+    stamps: tuple[tuple[int, int], ...],
+    cut: _Cut,
+    num_classes: int,
+    names: tuple[str, ...] = (),
 ) -> ClientData:
     train, test = (read_samples(path) for path in files)
     check_alike(train.x, test.x, (f"{files[0]}", f"{files[1]}"))
@@ -295,6 +305,7 @@ def _load_files(
         Split(torch.from_numpy(test.x), torch.from_numpy(test.y)),
         num_classes=num_classes or int(max(train.y.max(), test.y.max())) + 1,
         input_shape=train.x.shape[1:],
+        class_names=names,
     )
 
 

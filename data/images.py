@@ -86,9 +86,7 @@ def class_names(directory: Path, parts: Sequence[Path], names: tuple[str, ...], 
             twice, or the list is longer than ``num-classes`` allows.
     """
     folders = [folder for part in parts for folder in _some_folders(part)]
-    source = "class-names"
-    if not names and is_file(directory / CLASS_FILE):
-        names, source = _listed(directory / CLASS_FILE), str(directory / CLASS_FILE)
+    names, source = listed_names(directory, names)
     if not names:
         names, source = tuple(sorted({_name(folder) for folder in folders})), str(directory)
     for folder in folders:
@@ -98,6 +96,20 @@ def class_names(directory: Path, parts: Sequence[Path], names: tuple[str, ...], 
     if 0 < num_classes < len(names):
         raise DataError(f"{source} has {len(names)} classes; num-classes = {num_classes} must be at least that, or 0")
     return names
+
+
+def listed_names(directory: Path, names: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+    """Return ``names``, those of the key ``class-names``, or, without any, those of ``classes.txt`` in ``directory``.
+
+    Returns:
+        The names, none if there is neither, and where they are from.
+
+    Raises:
+        DataError: the file cannot be read or names a class twice.
+    """
+    if not names and is_file(directory / CLASS_FILE):
+        return _listed(directory / CLASS_FILE), str(directory / CLASS_FILE)
+    return names, "class-names"
 
 
 def find_images(part: Path, names: Sequence[str]) -> ImageFiles:

@@ -1,4 +1,4 @@
-"""Inputs for a model in use: an npz, an image, or a folder of images."""
+"""Inputs for a model in use: an npz, an image, a folder of images, or a file of texts."""
 
 from pathlib import Path
 from typing import Any
@@ -7,25 +7,28 @@ import numpy as np
 import numpy.typing as npt
 
 from common.config import RunConfig
-from common.errors import DataError
+from common.errors import DataError, one_line
 from data.files import entries, is_dir, is_file
 from data.images import EXTENSIONS, Form, read_images
-from data.npz import has_array, read_arrays, read_samples, to_inputs
+from data.npz import has_array, read_arrays, to_inputs, to_labels
+from data.text import BUCKETS, LENGTH, tokens
 
 
 def read_inputs(
-    source: Path, config: RunConfig, channels: int
+    source: Path, config: RunConfig, shape: tuple[int, ...], dtype: str
 ) -> tuple[list[str], npt.NDArray[Any], npt.NDArray[np.int64] | None]:
     """Return a name for each input, the inputs as in ``data.npz.Samples``, and the labels if there are any.
 
     Args:
-        source: an npz with the array x and perhaps y, an image, or a folder that has images.
+        source: an npz with the array x and perhaps y, an image, a folder that has images, or for a model of word ids a
+            ``.txt`` with a text on each line.
         config: the run config that the model was trained under; it says to which size images are brought.
-        channels: what the model takes; images are converted to it.
+        shape, dtype: what the model takes; images are converted to its channels.
 
     Raises:
         DataError: there is nothing of that kind, or it cannot be read.
     """
+    words = dtype == "int32"
     if is_dir(source):
         files = [str(path) for path in entries(source) if path.suffix.lower() in EXTENSIONS and is_file(path)]
         if not files:
@@ -34,10 +37,39 @@ def read_inputs(
         raise DataError(f"{source} is not there; it must be an npz with the array x, an image, or a folder of images")
     elif source.suffix.lower() in EXTENSIONS:
         files = [str(source)]
-    elif has_array(source, "y"):
-        samples = read_samples(source)
-        return [str(i) for i in range(len(samples.y))], samples.x, samples.y
+    elif words and shape == (LENGTH,) and source.suffix.lower() == ".txt":
+        texts = _lines(source)
+        return [str(i) for i in range(len(texts))], tokens(texts), None
     else:
-        x = to_inputs(read_arrays(source, ["x"])[0], f"{source}: array x")
-        return [str(i) for i in range(len(x))], x, None
-    return files, read_images(files, Form(config.image_size, channels), mixed=False), None
+        x, y = _arrays(source, words)
+        return [str(i) for i in range(len(x))], x, y
+    return files, read_images(files, Form(config.image_size, shape[0]), mixed=False), None
+
+
+def _arrays(source: Path, words: bool) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64] | None]:
+    x = read_arrays(source, ["x"])[0]
+    where = f"{source}: array x"
+    if not words:
+        x = to_inputs(x, where)
+    elif x.ndim != 2 or x.dtype.kind not in "iu" or x.min() < 0 or x.max() > BUCKETS:
+        raise DataError(
+            f"{where} has type {x.dtype} and shape {x.shape}; it must be word ids (n, words), 0 to {BUCKETS}"
+        )
+    else:
+        x = x.astype(np.int32)
+    if not has_array(source, "y"):
+        return x, None
+    y = to_labels(read_arrays(source, ["y"])[0], f"{source}: array y")
+    if len(x) != len(y):
+        raise DataError(f"{source}: x has {len(x)} samples, y has {len(y)} labels")
+    return x, y
+
+
+def _lines(source: Path) -> list[str]:
+    try:
+        texts = source.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{source}: cannot be read as text in UTF-8 ({one_line(error)})") from error
+    if not texts:
+        raise DataError(f"{source}: has no texts; there must be one on each line")
+    return texts

@@ -88,6 +88,8 @@ class Deployment:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            # The code of this checkout, whichever one is installed.
+            "PYTHONPATH": str(ROOT),
             "NO_COLOR": "1",
         }
         (self.folder / "flwr").mkdir(parents=True)
@@ -137,12 +139,12 @@ class Deployment:
             process.wait_for("SuperNode ID", 90)
         return started
 
-    def run(self, **keys: Any) -> Process:
+    def run(self, app: Path = ROOT, **keys: Any) -> Process:
         """Start ``flwr run`` with run-config keys: ``min_clients=2`` for ``min-clients=2``, ``pfakd__beta``."""
         values = {"output_dir": str(self.output), "round_timeout": 60.0} | keys
         said = [f"{key.replace('__', '.').replace('_', '-')}={json.dumps(value)}" for key, value in values.items()]
         name = f"run{sum(process.log.name.startswith('run') for process in self.processes)}"
-        return self.start(name, [BIN / "flwr", "run", ROOT, "dep", "--stream", "--run-config", " ".join(said)])
+        return self.start(name, [BIN / "flwr", "run", app, "dep", "--stream", "--run-config", " ".join(said)])
 
     def end(self) -> None:
         """End everything, what was started last first."""

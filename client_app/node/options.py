@@ -1,6 +1,7 @@
 """What a node is started with."""
 
 import fcntl
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -51,9 +52,10 @@ class NodeOptions:
             raise FloretError(f"--client-name {self.client_name!r}: {wrong}")
         if self.insecure and (self.root_certificates or self.key):
             raise FloretError("--insecure: goes without --root-certificates and --key; leave it out to use TLS")
-        for option, path in (("--root-certificates", self.root_certificates), ("--key", self.key)):
-            if path:
-                _check_readable(option, path)
+        if self.root_certificates:
+            trusted(self.root_certificates)
+        if self.key:
+            _check_key(self.key)
         if self.data_dir is None and self.partition is None:
             raise FloretError("a node needs --data-dir, its own data, or --partition I/N of the run's dataset")
         if self.data_dir and not self.data_dir.is_dir():
@@ -98,8 +100,33 @@ class NodeOptions:
         return lock
 
 
-def _check_readable(option: str, path: Path) -> None:
+def trusted(root_certificates: Path | None) -> ssl.SSLContext:
+    """Return a context that accepts what was signed by this CA, or without one by those of the system.
+
+    Raises:
+        FloretError: the file cannot be read, or has no certificate.
+    """
     try:
-        path.read_bytes()
+        return ssl.create_default_context(cafile=root_certificates)
+    except ssl.SSLError as error:
+        raise FloretError(f"--root-certificates {root_certificates}: has no PEM certificate") from error
     except OSError as error:
-        raise FloretError(f"{option} {path}: cannot be read ({error.strerror})") from error
+        raise FloretError(f"--root-certificates {root_certificates}: cannot be read ({error.strerror})") from error
+
+
+def _check_key(path: Path) -> None:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    wrong = FloretError(
+        f"--key {path}: is not a node's private key, as floret certificates makes it (OpenSSH, NIST curve)"
+    )
+    try:
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except OSError as error:
+        raise FloretError(f"--key {path}: cannot be read ({error.strerror})") from error
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise wrong from error
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise wrong

@@ -3,7 +3,7 @@
 import socket
 import ssl
 
-from client_app.node.options import NodeOptions
+from client_app.node.options import NodeOptions, trusted
 from common.errors import FloretError
 
 _SECONDS = 10.0
@@ -43,11 +43,8 @@ def check_connection(options: NodeOptions) -> None:
 
 
 def _check_tls(connection: socket.socket, where: str, options: NodeOptions) -> None:
-    cafile = str(options.root_certificates) if options.root_certificates else None
-    try:
-        context = ssl.create_default_context(cafile=cafile)
-    except ssl.SSLError as error:
-        raise FloretError(f"--root-certificates {cafile}: is not a PEM certificate ({error.reason})") from error
+    cafile = options.root_certificates
+    context = trusted(cafile)
     context.set_alpn_protocols(["h2"])
     try:
         with context.wrap_socket(connection, server_hostname=options.host):

@@ -5,6 +5,7 @@ nothing comes, down to the 3 s: rounds that follow each other closely do so with
 hours asks no more often than a stock one.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -12,10 +13,15 @@ import threading
 import time
 from types import SimpleNamespace
 
+import grpc
+from flwr.common.exit import ExitCode
 from flwr.supernode import start_client_internal
 from flwr.supernode.cli.flower_supernode import flower_supernode
 
 IDLE, FIRST, GROWTH = 3.0, 0.2, 1.1
+# Exit codes: the SuperLink does not take this key; it has a node with this key as connected; it runs a version of
+# Flower that does not go with this one. Flower's own SuperNode ends with 1 whatever its reason is.
+TURNED_AWAY, STILL_THERE, WRONG_VERSION = 71, 72, 73
 
 
 class Pace:
@@ -38,6 +44,27 @@ class Pace:
             self._idle = min(self._idle * GROWTH, IDLE)
 
 
+class Reason(logging.Handler):
+    """Learns from what Flower logs why the SuperLink did not accept this node.
+
+    Attributes:
+        code: one of the exit codes above, or None.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.code: int | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take down what is logged."""
+        error = record.msg
+        if isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+            # A node that was killed counts as connected until its heartbeat is missed.
+            self.code = STILL_THERE if "could not be activated" in (error.details() or "") else TURNED_AWAY
+        elif str(error).startswith(f"Exit Code: {ExitCode.RUNTIME_VERSION_INCOMPATIBLE}"):
+            self.code = WRONG_VERSION
+
+
 def end_with(parent: int) -> None:
     """Stop this process in good order when ``parent`` is no longer its parent, because it was killed."""
     while os.getppid() == parent:
@@ -51,7 +78,14 @@ def main() -> None:
     # The module uses nothing else of ``time``; the tests of real nodes would show it if another version did.
     start_client_internal.time = SimpleNamespace(sleep=Pace().sleep)  # type: ignore[attr-defined, assignment]
     sys.argv[0] = "flower-supernode"
-    flower_supernode()
+    reason = Reason()
+    logging.getLogger("flwr").addHandler(reason)
+    try:
+        flower_supernode()
+    except (RuntimeError, SystemExit):
+        if reason.code is None:
+            raise
+        sys.exit(reason.code)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ log = logging.getLogger("flwr")
 # start, and for it to say goodbye.
 _AGAIN = (1.0, 30.0)
 _IMPORT, _START, _STOP = 300.0, 60.0, 15.0
-# Flower's exit codes of a SuperNode that the SuperLink did not accept.
-_TURNED_AWAY, _BAD_KEY, _WRONG_VERSION = 1, 302, 606
+# Exit codes of a SuperNode that the SuperLink did not accept, as client_app.node.supernode has them.
+_TURNED_AWAY, _STILL_THERE, _WRONG_VERSION = 71, 72, 73
 
 
 class Node:
@@ -92,7 +92,8 @@ class Node:
         """Start the SuperNode and serve its tasks until it ends, or until this node is to stop.
 
         Raises:
-            FloretError: the SuperLink turned it away.
+            UnreachableError: the SuperLink still has a node with this key.
+            FloretError: it turned the node away.
         """
         port = _free_port()
         with self._started(port) as supernode:
@@ -106,19 +107,20 @@ class Node:
         if self._stop.is_set():
             return
         code = supernode.returncode
-        if code in (_TURNED_AWAY, _BAD_KEY, _WRONG_VERSION):
-            raise FloretError(self._why(code))
-        log.warning("The SuperNode ended with code %s; starting it again", code)
-
-    def _why(self, code: int) -> str:
         where = f"--superlink {self.options.address}"
-        if code == _BAD_KEY:
-            return f"--key {self.options.key}: is not a private key of a NIST curve in OpenSSH's format"
+        if code == _STILL_THERE:
+            raise preflight.UnreachableError(
+                f"{where}: a node with --key {self.options.key} is connected: another one, or this one before it was "
+                "killed, for a minute more"
+            )
         if code == _WRONG_VERSION:
-            return f"{where}: the SuperLink runs a version of Flower that does not go with this node's"
-        if self.options.key:
-            return f"{where}: does not know --key {self.options.key}; register its public key: flwr supernode register"
-        return f"{where}: accepts only nodes with a registered key; see --key"
+            raise FloretError(f"{where}: the SuperLink runs a version of Flower that does not go with this node's")
+        if code == _TURNED_AWAY and self.options.key:
+            key = self.options.key
+            raise FloretError(f"{where}: does not know --key {key}; register its public key: flwr supernode register")
+        if code == _TURNED_AWAY:
+            raise FloretError(f"{where}: accepts only nodes with a registered key; see --key")
+        log.warning("The SuperNode ended with code %s; starting it again", code)
 
     @contextmanager
     def _started(self, port: int) -> Iterator[subprocess.Popen[bytes]]:

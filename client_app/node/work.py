@@ -60,11 +60,13 @@ def check(connection: Connection, data_dir: str, device: str) -> None:
         data_dir: the client's own data; empty if it has a partition of the run's dataset.
         device: as in the run config.
     """
+    wrong = ""
     try:
+        option = "--data-dir"
         if data_dir:
             check_own(Path(data_dir))
+        option = "--device"
         device_of(device)
     except FloretError as error:
-        connection.send_bytes(str(error).encode())
-    else:
-        connection.send_bytes(b"")
+        wrong = f"{option}: {error}"
+    connection.send_bytes(wrong.encode())

@@ -1,0 +1,675 @@
+"""Real nodes: what they take part with, what they say when something is wrong, and what leaves them."""
+
+import contextlib
+import http.server
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import socketserver
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from PIL import Image
+from safetensors.numpy import load_file
+
+from cli import main as command
+from client_app.node.options import NodeOptions
+from client_app.node.preflight import UnreachableError, check_connection
+from common.config import RunConfig, read_keys
+from common.errors import FloretError
+from data import ClientData, load_own
+from tests.conftest import free_port
+from tests.deployment import BIN, Deployment, children, finish, until
+from tests.harness import ROOT, federate, run_config
+
+NAMES = ("north", "east", "south", "west")
+
+
+def draw(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return grey images, uint8 (n, 16, 16), whose bright quarter is their class, and the labels, in a random order."""
+    generator = np.random.default_rng(seed)
+    y = generator.permutation(np.arange(n) % 4)
+    x = generator.integers(0, 150, (n, 16, 16))
+    for image, label in zip(x, y, strict=True):
+        row, column = divmod(int(label), 2)
+        image[8 * row : 8 * row + 8, 8 * column : 8 * column + 8] += 60
+    return x.astype(np.uint8), y
+
+
+def make_files(folder: Path, seed: int) -> Path:
+    """Write a node's own data as npz files."""
+    folder.mkdir()
+    for part, n in (("train", 120), ("test", 40)):
+        x, y = draw(seed + (part == "test"), n)
+        np.savez(folder / f"{part}.npz", x=x, y=y)
+    return folder
+
+
+def make_pictures(folder: Path, seed: int) -> Path:
+    """Write a node's own data as images in class folders."""
+    for part, n in (("train", 120), ("test", 40)):
+        for i, (image, label) in enumerate(zip(*draw(seed + (part == "test"), n), strict=True)):
+            place = folder / part / NAMES[label]
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(place / f"{i}.png")
+    return folder
+
+
+class Proxy:
+    """Stands between a node and the SuperLink and takes down what passes; ``pause`` holds it up until ``go_on``."""
+
+    def __init__(self, target: int) -> None:
+        self.up: list[bytearray] = []
+        self.down: list[bytearray] = []
+        self._flows = threading.Event()
+        self._flows.set()
+        proxy = self
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                with socket.create_connection(("127.0.0.1", target)) as server:
+                    ways = [(self.request, server, proxy.up), (server, self.request, proxy.down)]
+                    threads = [threading.Thread(target=proxy._carry, args=way, daemon=True) for way in ways]
+                    for thread in threads:
+                        thread.start()
+                    for thread in threads:
+                        thread.join()
+
+        class Server(socketserver.ThreadingTCPServer):
+            daemon_threads = True
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.port: int = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket, record: list[bytearray]) -> None:
+        taken = bytearray()
+        record.append(taken)
+        with contextlib.suppress(OSError):
+            while content := source.recv(65536):
+                self._flows.wait(120)
+                taken += content
+                sink.sendall(content)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def pause(self) -> None:
+        self._flows.clear()
+
+    def go_on(self) -> None:
+        self._flows.set()
+
+    def mark(self) -> list[int]:
+        """Return how much was sent so far, to be given to ``raw`` and ``sent`` for what came later."""
+        return [len(connection) for connection in self.up]
+
+    def raw(self, since: Sequence[int] = ()) -> bytes:
+        """Return what the node sent, as it was on the wire."""
+        return b"".join(bytes(connection[mark:]) for connection, mark in self._marked(since))
+
+    def sent(self, since: Sequence[int] = ()) -> bytes:
+        """Return what the node sent in gRPC messages: the payload of HTTP/2's DATA frames, stream by stream."""
+        found = (payloads(bytes(connection), mark) for connection, mark in self._marked(since))
+        return b"".join(itertools.chain.from_iterable(found))
+
+    def _marked(self, since: Sequence[int]) -> Iterator[tuple[bytearray, int]]:
+        return zip(self.up, itertools.chain(since, itertools.repeat(0)), strict=False)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def payloads(content: bytes, since: int) -> list[bytes]:
+    """Return the data of each stream of what an HTTP/2 client sent, of frames that begin at ``since`` or later.
+
+    gRPC compresses nothing unless it is told to.
+    """
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    if not content.startswith(preface):
+        return []
+    streams: dict[int, bytearray] = {}
+    place = len(preface)
+    while place + 9 <= len(content):
+        length, kind = int.from_bytes(content[place : place + 3]), content[place + 3]
+        stream = int.from_bytes(content[place + 5 : place + 9])
+        if kind == 0 and place >= since:
+            streams.setdefault(stream, bytearray()).extend(content[place + 9 : place + 9 + length])
+        place += 9 + length
+    return [bytes(stream) for stream in streams.values()]
+
+
+def occurs(array: np.ndarray, content: bytes, piece: int = 256) -> bool:
+    """Return whether the bytes of an array, or a long piece of them, are in ``content``."""
+    whole = np.ascontiguousarray(array).tobytes()
+    pieces = [whole[i : i + piece] for i in range(0, len(whole), piece) if len(whole) - i >= min(piece, len(whole))]
+    assert pieces
+    assert all(len(set(part)) > 3 for part in pieces)  # anything less may be somewhere by chance
+    return any(part in content for part in pieces)
+
+
+def own_data(folder: Path, name: str, **keys: Any) -> ClientData:
+    """Return a node's data as its ClientApp reads them in a run with these keys."""
+    return load_own(folder, read_keys(RunConfig, run_config(folder, **keys)), name)
+
+
+@dataclass
+class Floret:
+    """The command ``floret`` in an environment, each call bounded."""
+
+    env: dict[str, str]
+    folder: Path
+
+    def __call__(self, *arguments: str | Path, code: int = 0) -> tuple[str, str]:
+        """Return what it prints on stdout and on stderr."""
+        done = subprocess.run(
+            [BIN / "floret", *arguments], env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=90
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout, done.stderr
+
+    def fail(self, *arguments: str | Path) -> str:
+        """Return the line that it ends with; the exit code is 2, and before the line there is nothing but the log."""
+        _, err = self(*arguments, code=2)
+        assert "Traceback" not in err
+        *log, last = err.splitlines()
+        assert all("floret: " not in line for line in log)
+        assert last.startswith("floret: ")
+        return last.removeprefix("floret: ")
+
+
+@dataclass
+class Plain:
+    """A SuperLink without TLS, a proxy in front of it, and data for nodes."""
+
+    deployment: Deployment
+    proxy: Proxy
+    files: Path
+    pictures: Path
+    late: Path
+    floret: Floret
+    marks: dict[str, Any] = field(default_factory=dict)
+
+    def finished(self, run: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Return history and summary of the run in the output folder of this name."""
+        (directory,) = (self.deployment.folder / run).iterdir()
+        history = [json.loads(line) for line in (directory / "history.jsonl").read_text().splitlines()]
+        return history, json.loads((directory / "summary.json").read_text())
+
+    def rounds(self, run: str) -> int:
+        """Return how many rounds the run has finished."""
+        paths = list((self.deployment.folder / run).glob("*/history.jsonl"))
+        return len(paths[0].read_text().splitlines()) if paths else 0
+
+    def state(self, name: str, method: str) -> list[dict[str, np.ndarray]]:
+        """Return the tensors of every version that a client keeps, oldest first."""
+        folder = self.deployment.folder / f"state-{name}" / "default" / method / name
+        return [load_file(path) for path in sorted(folder.glob("*.safetensors"))]
+
+
+KEYS: dict[str, Any] = {"model": "cnn2", "class_names": ",".join(NAMES), "local_epochs": 2, "lr": 0.02}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plain]:
+    folder = tmp_path_factory.mktemp("plain")
+    deployment = Deployment(folder / "dep")
+    proxy = Proxy(deployment.fleet)
+    try:
+        yield Plain(
+            deployment,
+            proxy,
+            make_files(folder / "files", 1),
+            make_pictures(folder / "pictures", 11),
+            make_files(folder / "late", 21),
+            Floret(deployment.env, folder),
+        )
+    finally:
+        proxy.go_on()
+        deployment.end()
+        proxy.close()
+
+
+@pytest.fixture(scope="module")
+def fedper(plain: Plain) -> Plain:
+    """A run of FedPer: a node with npz files behind the proxy, one with images, and a third from the middle on."""
+    dep = plain.deployment
+    join = ("--superlink", f"127.0.0.1:{plain.proxy.port}")
+    files = dep.node("files", "--data-dir", plain.files, *join, wait=False)
+    pictures = dep.node("pictures", "--data-dir", plain.pictures, wait=False)
+    for node in (files, pictures):
+        node.wait_for("SuperNode ID", 90)
+    run = dep.run(method="fedper", rounds=9, min_clients=2, output_dir=str(dep.folder / "fedper"), **KEYS)
+    until(lambda: plain.rounds("fedper") >= 2 or run.popen.poll() is not None, "two rounds", 90)
+    # The round that is going on now lasts until the third node is there, however slow it is to start.
+    plain.proxy.pause()
+    try:
+        late = dep.node("late", "--data-dir", plain.late)
+    finally:
+        plain.proxy.go_on()
+    finish(run)
+    for node in (pictures, late):
+        node.end()
+    return plain
+
+
+def test_nodes_with_their_own_files_and_images(fedper: Plain, tmp_path: Path) -> None:
+    history, summary = fedper.finished("fedper")
+    assert [line["round"] for line in history] == list(range(1, 10))
+    assert all(line["refused"] == [] for line in history)
+    assert {"files", "pictures"} <= history[0]["clients"].keys()
+    assert summary["dataset"] == "digits"  # what the config says does not matter to nodes with their own data
+    reported = {name: entry["after"]["test"] for name, entry in history[-1]["clients"].items()}
+    assert min(reported.values()) > 0.5
+
+    for name, folder in (("files", fedper.files), ("pictures", fedper.pictures)):
+        test = own_data(folder, name, **KEYS).test
+        np.savez(tmp_path / f"{name}.npz", x=test.x.numpy(), y=test.y.numpy())
+        state = fedper.deployment.folder / f"state-{name}"
+        out, err = fedper.floret("predict", "--state-dir", state, "--input", tmp_path / f"{name}.npz")
+        said = re.fullmatch(r"accuracy [\d.]+: (\d+) of (\d+)\n", err)
+        assert said, err
+        assert int(said[2]) == 40
+        assert int(said[1]) / int(said[2]) == reported[name]
+        assert out.splitlines()[0] == "input,class," + ",".join(f"score {label}" for label in NAMES)
+
+
+def test_a_client_that_comes_in_the_middle_of_a_run(fedper: Plain) -> None:
+    history, _ = fedper.finished("fedper")
+    first = next(line["round"] for line in history if "late" in line["clients"])
+    assert 3 <= first <= 8
+    for line in history:
+        assert ("late" in line["clients"]) == (line["round"] >= first)
+    entries = [line["clients"]["late"] for line in history[first - 1 :]]
+    assert all(entry["trained"] for entry in entries)
+    assert entries[0]["after"]["test"] > entries[0]["before"]["test"]
+    assert entries[-1]["after"]["test"] > 0.5
+    assert fedper.deployment.rounds_kept("late")[-1] == 9
+    (directory,) = (fedper.deployment.folder / "fedper").iterdir()
+    clients = json.loads((directory / "config.json").read_text())["clients"]
+    assert clients["late"]["samples"] == {"train": 108, "validation": 12, "test": 40}
+    assert clients["late"]["labels"] is None
+
+
+def never_sent(plain: Plain, content: bytes, private: list[np.ndarray], **keys: Any) -> None:
+    """Check that neither private tensors nor anything of the node's data or paths is in ``content``."""
+    assert private
+    for array in private:
+        assert not occurs(array, content)
+    data = own_data(plain.files, "files", **KEYS | keys)
+    images = [image for split in (data.train, data.validation, data.test) for image in split.x.numpy()]
+    assert len(images) == 160
+    for image in images:
+        assert not occurs(image, content, 64)
+        assert not occurs(image.astype(np.float32) / np.float32(127.5) - np.float32(1), content)
+    stored = [np.load(plain.files / f"{part}.npz")["y"] for part in ("train", "test")]
+    for labels in (*stored, *(split.y.numpy() for split in (data.train, data.validation, data.test))):
+        for kind in (np.int64, np.int32, np.uint8, np.float32):
+            assert labels.astype(kind).tobytes() not in content
+    for path in (plain.files, plain.deployment.folder, ROOT):
+        assert str(path).encode() not in content
+
+
+def test_what_fedper_keeps_private_never_leaves_the_node(fedper: Plain) -> None:
+    content = fedper.proxy.sent()
+    versions = fedper.state("files", "fedper")
+    assert len(versions) == 2
+    # What is shared is found, whole: so what is private would be.
+    shared = {name: array for name, array in versions[-1].items() if name.startswith("model.extractor.")}
+    assert max(array.nbytes for array in shared.values()) > 100_000
+    for array in shared.values():
+        assert array.tobytes() in content
+    assert b"files" in content
+    private = [array for tensors in versions for name, array in tensors.items() if name.startswith("model.head.")]
+    assert sorted(array.shape for array in private) == [(4,), (4,), (4, 512), (4, 512)]
+    never_sent(fedper, content + fedper.proxy.raw(), private)
+
+
+def test_a_stock_supernode_beside_a_floret_node(fedper: Plain) -> None:
+    """In the same run; it also shows that what FedDFPA keeps private, the extractor, never leaves the node."""
+    dep, name = fedper.deployment, "it-s.stock_1"
+    state = dep.folder / f"state-{name}"
+    config = f'client-name="{name}" data-dir="{fedper.late}" state-dir="{state}"'
+    stock = dep.start(
+        "stock",
+        [
+            *(BIN / "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{dep.fleet}"),
+            *("--clientappio-api-address", f"127.0.0.1:{free_port()}", "--node-config", config),
+        ],
+    )
+    stock.wait_for("SuperNode ID", 60)
+    mark = fedper.proxy.mark()
+    run = dep.run(method="feddfpa", rounds=2, min_clients=2, output_dir=str(dep.folder / "feddfpa"), **KEYS)
+    finish(run)
+    stock.end()
+    history, _ = fedper.finished("feddfpa")
+    for line in history:
+        assert {name: entry["trained"] for name, entry in line["clients"].items()} == {"files": True, name: True}
+        assert line["refused"] == []
+    assert fedper.deployment.rounds_kept(name, "feddfpa") == [1, 2]
+    assert fedper.rounds("feddfpa") == 2
+
+    content = fedper.proxy.sent(mark)
+    versions = fedper.state("files", "feddfpa")
+    shared = [array for key, array in versions[-1].items() if key.startswith(("model.head.", "memory.prototype."))]
+    assert len(shared) == 2 + 4
+    for array in shared:
+        assert array.tobytes() in content
+    private = [a for tensors in versions for key, a in tensors.items() if key.startswith("model.extractor.")]
+    never_sent(fedper, content + fedper.proxy.raw(mark), private)
+
+
+def test_a_node_refuses_a_run_of_other_code(fedper: Plain, tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    for part in ("cli", "client_app", "common", "data", "models", "server_app", "strategies"):
+        shutil.copytree(ROOT / part, app / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", app)
+    with (app / "client_app" / "client.py").open("a") as file:
+        file.write("# changed\n")
+    run = fedper.deployment.run(app, rounds=1, round_timeout=10.0, output_dir=str(tmp_path / "runs"), **KEYS)
+    run.wait_for("clients joined within round-timeout", 60)
+    line = (
+        "this node runs its installed Floret, and the run's app floret/floret 0.1.0 has another client_app/client.py; "
+    )
+    assert line in run.text()
+    node = next(process for process in fedper.deployment.processes if process.log.name == "files.log")
+    assert line in node.text()
+    assert node.popen.poll() is None
+
+
+def test_what_describe_and_metrics_say(tmp_path: Path) -> None:
+    """These fields and no others leave a client beside its tensors; docs may promise it."""
+    seen: dict[str, set[tuple[str, ...]]] = {}
+
+    def listen(message: Message, reply: Message) -> Message:
+        records: dict[str, Any] = {**reply.content.config_records, **reply.content.metric_records}
+        arrays = [(f"arrays: {name}",) for name in reply.content.array_records]
+        fields = {*arrays, *((f"{name}: {key}",) for name, record in records.items() for key in record)}
+        seen.setdefault(message.metadata.message_type, set()).update(fields)
+        return reply
+
+    for method in ("fedavg", "fedper", "ua-pdfl"):
+        federate(tmp_path / method, method=method, participation=0.5, rounds=4, evaluate_every=1, tamper=listen)
+
+    def named(record: str, *keys: str) -> set[tuple[str, ...]]:
+        return {(f"{record}: {key}",) for key in keys}
+
+    accuracies = [f"{when}.{split}" for when in ("before", "after") for split in ("test", "validation")]
+    assert seen == {
+        "query.describe": named(
+            "client",
+            *("name", "identity", "train", "validation", "test"),
+            *("num-classes", "input-shape", "class-names", "partitions"),
+        ),
+        "query.plan": named("plan", "replace", "extractors", "heads"),
+        "train": named("metrics", *accuracies, "loss", "seconds", "num-examples") | {("arrays: arrays",)},
+        "evaluate": named("metrics", *accuracies, "loss", "seconds", "num-examples"),
+    }
+
+
+# What is wrong
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Return the one line with which ``floret node``, in this process, ends at once with exit code 2."""
+
+    def fail(*arguments: str | Path) -> str:
+        monkeypatch.setattr("sys.argv", ["floret", "node", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            command.main()
+        out, err = capsys.readouterr()
+        assert (ended.value.code, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith("floret: ")
+        return err.removeprefix("floret: ").rstrip("\n")
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--superlink", "h"], "--superlink 'h': must be HOST:PORT, such as superlink.example.org:9092"),
+        (["--superlink", "https://h:9092"], "--superlink 'https://h:9092': must be HOST:PORT"),
+        (["--superlink", "h:0"], "--superlink 'h:0': must be HOST:PORT"),
+        (["--superlink", "h:70000"], "--superlink 'h:70000': must be HOST:PORT"),
+        (["--client-name", "../a"], "--client-name '../a': must be 1 to 100 letters, digits"),
+        (["--client-name", ""], "--client-name '': must be 1 to 100 letters, digits"),
+        (["--partition", "3/3"], "--partition 3/3: must be from 0 to n - 1"),
+        (["--partition", "first"], "--partition 'first': must be I/N, such as 0/3 for the first of three"),
+        (["--data-dir", "{tmp}/none"], "--data-dir {tmp}/none: is not a directory"),
+        (["--insecure", "--key", "{tmp}/text"], "--insecure: goes without --root-certificates and --key"),
+        (["--key", "{tmp}/none"], "--key {tmp}/none: cannot be read (No such file or directory)"),
+        (["--key", "{tmp}/text"], "--key {tmp}/text: is not a node's private key, as floret certificates makes it"),
+        (["--key", "{tmp}/made/nodes/n.pub"], "--key {tmp}/made/nodes/n.pub: is not a node's private key"),
+        (["--key", "{tmp}/made/ca.key"], "--key {tmp}/made/ca.key: is not a node's private key"),
+        (["--root-certificates", "{tmp}/none"], "--root-certificates {tmp}/none: cannot be read (No such file"),
+        (["--root-certificates", "{tmp}/text"], "--root-certificates {tmp}/text: has no PEM certificate"),
+        (["--max-wait", "-1"], "Invalid value for '--max-wait': -1.0 is not in the range x>=0"),
+        (["--state-dir", "{tmp}/text"], "--state-dir {tmp}/text: cannot be written (File exists)"),
+        (["--state-dir", "/proc/none"], "--state-dir /proc/none: cannot be written (No such file or directory)"),
+    ],
+)
+def test_options_that_cannot_be_used(said: Callable[..., str], tmp_path: Path, arguments: list[str], line: str) -> None:
+    (tmp_path / "text").write_text("nothing\n")
+    if "made" in line:
+        command.floret.main(
+            ["certificates", str(tmp_path / "made"), "--host", "h", "--node", "n"], standalone_mode=False
+        )
+    given = [argument.format(tmp=tmp_path) for argument in arguments]
+    usual = {"--superlink": "127.0.0.1:1", "--client-name": "a", "--state-dir": f"{tmp_path}/state"}
+    if not {"--data-dir", "--partition"} & set(given):
+        usual["--partition"] = "0/2"
+    rest = [part for option, value in usual.items() if option not in given for part in (option, value)]
+    assert said(*given, *rest).startswith(line.format(tmp=tmp_path))
+
+
+def test_no_data_at_all(said: Callable[..., str]) -> None:
+    line = said("--superlink", "h:1", "--client-name", "a", "--insecure")
+    assert line == "a node needs --data-dir, its own data, or --partition I/N of the run's dataset"
+
+
+def test_a_second_node_of_the_same_name(fedper: Plain, said: Callable[..., str]) -> None:
+    state = fedper.deployment.folder / "state-files"
+    where = ("--superlink", "127.0.0.1:1", "--insecure", "--data-dir", fedper.files, "--state-dir", state)
+    line = said(*where, "--client-name", "files")
+    assert line == f"--client-name files: another node with this name is running on {state}"
+
+
+def options(tmp_path: Path, port: int, **keys: Any) -> NodeOptions:
+    usual: dict[str, Any] = {
+        "host": "127.0.0.1",
+        "port": port,
+        "insecure": False,
+        "root_certificates": None,
+        "key": None,
+        "client_name": "a",
+        "data_dir": None,
+        "partition": (0, 2),
+        "state_dir": tmp_path,
+        "device": None,
+        "max_wait": 0.0,
+        "health_address": None,
+    }
+    return NodeOptions(**usual | keys)
+
+
+def refusal(tmp_path: Path, port: int, **keys: Any) -> str:
+    """Return why no connection can be made, and never will be as things are."""
+    with pytest.raises(FloretError) as caught:
+        check_connection(options(tmp_path, port, **keys))
+    assert not isinstance(caught.value, UnreachableError)
+    return str(caught.value)
+
+
+def test_nobody_at_the_address(plain: Plain) -> None:
+    port = free_port()
+    where = ("node", "--superlink", f"127.0.0.1:{port}", "--insecure", "--data-dir", plain.files, "--max-wait", "0")
+    line = plain.floret.fail(*where, "--client-name", "nobody")
+    assert line == f"--superlink 127.0.0.1:{port}: nobody answers (Connection refused)"
+    with pytest.raises(UnreachableError, match=r"--superlink no\.such\.host\.invalid:1: nobody answers \("):
+        check_connection(options(plain.files, 1, host="no.such.host.invalid"))
+
+
+@pytest.mark.parametrize(
+    ("folder", "content", "line"),
+    [
+        (
+            "empty",
+            None,
+            "has neither npz files nor folders; it must have train.npz and test.npz with the arrays x and y",
+        ),
+        ("half", b"", "/half/train.npz: is not a complete npz file"),
+    ],
+)
+def test_data_that_cannot_be_used(plain: Plain, tmp_path: Path, folder: str, content: bytes | None, line: str) -> None:
+    (tmp_path / folder).mkdir()
+    if content is not None:
+        (tmp_path / folder / "train.npz").write_bytes((plain.files / "train.npz").read_bytes()[:-9] + content)
+    where = ("node", "--superlink", "127.0.0.1:1", "--insecure", "--client-name", "a", "--max-wait", "0")
+    said = plain.floret.fail(*where, "--data-dir", tmp_path / folder)
+    assert said.startswith(f"--data-dir: {tmp_path / folder}")
+    assert line in said
+
+
+def test_a_device_that_is_not_there(plain: Plain) -> None:
+    where = ("node", "--superlink", "127.0.0.1:1", "--insecure", "--client-name", "a", "--max-wait", "0")
+    line = plain.floret.fail(*where, "--data-dir", plain.files, "--device", "cuda:99")
+    assert line.startswith("--device: device = 'cuda:99': not available here (")
+
+
+def test_an_http_server_is_no_superlink(tmp_path: Path) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        port = server.server_address[1]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        plain, tls = refusal(tmp_path, port, insecure=True), refusal(tmp_path, port)
+        server.shutdown()
+    where = f"--superlink 127.0.0.1:{port}"
+    assert plain == f"{where}: does not speak gRPC; is it the SuperLink's Fleet API, port 9092 by default?"
+    assert re.fullmatch(rf"{where}: TLS failed \(\w+\); if the SuperLink has no TLS, use --insecure", tls)
+
+
+def test_tls_with_a_superlink_that_has_none(plain: Plain, tmp_path: Path) -> None:
+    check_connection(options(tmp_path, plain.deployment.fleet, insecure=True))
+    line = refusal(tmp_path, plain.deployment.fleet)
+    assert line.startswith(f"--superlink 127.0.0.1:{plain.deployment.fleet}: ")
+    assert line.endswith(("if the SuperLink has no TLS, use --insecure", "is it the SuperLink's Fleet API, with TLS?"))
+
+
+# TLS and node authentication
+
+
+@dataclass
+class Secure:
+    """A SuperLink with TLS and node authentication that knows the key of ``north``."""
+
+    deployment: Deployment
+    made: Path
+    data: Path
+    floret: Floret
+
+    def node(self, *arguments: str | Path) -> tuple[str | Path, ...]:
+        return (
+            *("node", "--superlink", f"127.0.0.1:{self.deployment.fleet}", "--data-dir", self.data),
+            *("--root-certificates", self.made / "ca.crt", *arguments),
+        )
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
+    folder = tmp_path_factory.mktemp("secure")
+    made = folder / "made"
+    nodes = ["--node", "north", "--node", "stranger"]
+    command.floret.main(["certificates", str(made), "--host", "127.0.0.1", *nodes], standalone_mode=False)
+    tls = {"ca-certfile": "ca.crt", "certfile": "superlink.crt", "keyfile": "superlink.key"}
+    flags = [part for flag, name in tls.items() for part in (f"--ssl-{flag}", made / name)]
+    deployment = Deployment(folder / "dep", [*flags, "--enable-supernode-auth"])
+    try:
+        registered = subprocess.run(
+            [BIN / "flwr", "supernode", "register", made / "nodes" / "north.pub", "dep"],
+            env=deployment.env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert registered.returncode == 0, registered.stdout + registered.stderr
+        yield Secure(deployment, made, make_files(folder / "data", 31), Floret(deployment.env, folder))
+    finally:
+        deployment.end()
+
+
+def test_a_superlink_that_wants_tls(secure: Secure, tmp_path: Path) -> None:
+    port = secure.deployment.fleet
+    where, ca = f"--superlink 127.0.0.1:{port}", secure.made / "ca.crt"
+    check_connection(options(tmp_path, port, root_certificates=ca))
+    check_connection(options(tmp_path, port, root_certificates=ca, host="localhost"))
+    line = refusal(tmp_path, port, insecure=True)
+    assert line == f"{where}: wants TLS; leave out --insecure and give --root-certificates"
+
+    line = refusal(tmp_path, port)
+    assert line.startswith(f"{where}: its certificate is refused: ")
+    assert line.endswith("it was checked with the system's certificates (see --root-certificates)")
+
+    command.floret.main(["certificates", str(tmp_path / "other"), "--host", "h"], standalone_mode=False)
+    other = tmp_path / "other" / "ca.crt"
+    line = refusal(tmp_path, port, root_certificates=other)
+    assert line.startswith(f"{where}: its certificate is refused: ")
+    assert line.endswith(f"; it was checked with --root-certificates {other}")
+
+
+def test_a_certificate_for_another_host(secure: Secure, tmp_path: Path) -> None:
+    """127.1 is another way to write 127.0.0.1, and the certificate does not have it."""
+    port, ca = secure.deployment.fleet, secure.made / "ca.crt"
+    line = refusal(tmp_path, port, root_certificates=ca, host="127.1")
+    assert line.startswith(f"--superlink 127.1:{port}: its certificate is refused: Hostname mismatch")
+
+
+def test_keys_that_the_superlink_does_not_know(secure: Secure) -> None:
+    where = f"--superlink 127.0.0.1:{secure.deployment.fleet}"
+    key = secure.made / "nodes" / "stranger"
+    line = secure.floret.fail(*secure.node("--client-name", "stranger", "--key", key))
+    assert line == f"{where}: does not know --key {key}; register its public key: flwr supernode register"
+    line = secure.floret.fail(*secure.node("--client-name", "nokey"))
+    assert line == f"{where}: accepts only nodes with a registered key; see --key"
+
+
+def test_a_run_over_tls_with_a_registered_node(secure: Secure) -> None:
+    """Nothing of it can be read on the way; and the key of a node that was killed is waited for."""
+    dep, ca, key = secure.deployment, secure.made / "ca.crt", secure.made / "nodes" / "north"
+    proxy = Proxy(dep.fleet)
+    try:
+        join = ("--superlink", f"127.0.0.1:{proxy.port}", "--root-certificates", ca, "--key", key)
+        north = dep.node("north", "--data-dir", secure.data, *join)
+        finish(dep.run(method="fedper", rounds=2, **KEYS))
+        assert [list(line["clients"]) for line in dep.history()] == [["north"]] * 2
+        (folder,) = (dep.folder / "state-north" / "default" / "fedper").iterdir()
+        newest = load_file(max(folder.glob("*.safetensors")))
+        assert len(proxy.raw()) > sum(array.nbytes for array in newest.values())
+        for array in newest.values():
+            assert not occurs(array, proxy.raw(), 64)
+        assert b"north" not in proxy.raw()
+
+        since = len(north.text())
+        supernode = next(pid for pid in children(north.popen.pid) if "client_app.node.supernode" in _command(pid))
+        os.kill(supernode, signal.SIGKILL)
+        north.wait_for(f"a node with --key {key} is connected: .*; trying again in", 60, since=since)
+        assert north.popen.poll() is None
+    finally:
+        proxy.close()
+
+
+def _command(pid: int) -> str:
+    return subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True).stdout
