@@ -6,6 +6,7 @@ import click
 
 from cli.certificates import certificates
 from cli.listing import list_names
+from cli.node import node
 from cli.report import report
 from cli.run import run
 from cli.sweep import sweep
@@ -39,6 +40,7 @@ def floret(context: click.Context) -> None:
 
 floret.add_command(certificates)
 floret.add_command(list_names)
+floret.add_command(node)
 floret.add_command(report)
 floret.add_command(run)
 floret.add_command(sweep)

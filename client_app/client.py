@@ -6,7 +6,7 @@
 import copy
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from client_app.batches import Batch, epoch, passes
 from client_app.prototypes import class_means, stack
 from client_app.state import ClientState
-from common.config import RunConfig, Scalar
+from common.config import RunConfig, Scalar, key_of
 from common.errors import FloretError
 from common.seeds import torch_generator
 from data import ClientData, Split
@@ -46,7 +46,7 @@ class FloretClient(NumPyClient):
     """A client whose personal model is everything received, trained on its own data.
 
     A method's client half derives from this class, says in ``shares`` which tensors may leave the client, and
-    overrides steps: ``receive``, ``train`` or only its ``loss``, ``upload``, ``predict``.
+    overrides steps: ``receive``, ``train`` or only its ``loss``, ``upload``, ``serving``.
 
     Attributes:
         shares: the part of the model that travels; everything else is private to the client.
@@ -100,7 +100,7 @@ class FloretClient(NumPyClient):
         self._check_finite(self.model.state_dict() | self.memory | tensors)
         metrics |= self._accuracies("after")
         upload = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
-        self.setting.state.commit(config["round"], self._personal())
+        self.setting.state.commit(config["round"], self._personal(), self._about())
         metrics["names"] = list(upload)
         metrics["seconds"] = time.perf_counter() - started
         return list(upload.values()), len(self.data.train), metrics
@@ -151,9 +151,9 @@ class FloretClient(NumPyClient):
         tensors = self.model.state_dict()
         return {name: tensors[name] for name in self.shared_names()}
 
-    def predict(self, x: Tensor) -> Tensor:
-        """Return the classes, (batch,), of normalised inputs under the personal model."""
-        return self.model(x).argmax(1)  # type: ignore[no-any-return]
+    def serving(self) -> nn.Module:
+        """Return the personal model as it is used: a module from normalised inputs to scores, (batch, classes)."""
+        return self.model
 
     # What methods use
 
@@ -260,10 +260,10 @@ class FloretClient(NumPyClient):
         return float(sum(losses)) / len(self.data.test)
 
     def accuracy(self, split: Split) -> float:
-        """Return the fraction of ``split`` that ``predict`` gets right, in [0, 1]."""
-        self.model.eval()
+        """Return the fraction of ``split`` whose class has the highest score, in [0, 1]."""
+        model = self.serving().eval()
         with torch.no_grad():
-            right = sum((self.predict(batch.x) == batch.y).sum() for batch in passes(split))
+            right = sum((model(batch.x).argmax(1) == batch.y).sum() for batch in passes(split))
         return float(right) / len(split)
 
     def copy_tensors(self) -> dict[str, Tensor]:
@@ -300,7 +300,13 @@ class FloretClient(NumPyClient):
         model = self.initial_model().to(self.device)
         self.model = model.to(memory_format=torch.channels_last)
         kept = self.setting.state.load()
-        self.load_tensors(_strip(kept, MODEL))
+        try:
+            self.load_tensors(_strip(kept, MODEL))
+        except FloretError as error:
+            raise FloretError(
+                f"the client's state is of another model ({error}); give this federation another name with the key "
+                'federation, or start it with client-state="fresh"'
+            ) from error
         self.memory = {name: tensor.to(self.device) for name, tensor in _strip(kept, MEMORY).items()}
         foreign = set(self.received) & set(self.model.state_dict()) - set(self.shared_names())
         if foreign:
@@ -318,6 +324,15 @@ class FloretClient(NumPyClient):
     def _personal(self) -> dict[str, Tensor]:
         model = {MODEL + name: tensor for name, tensor in self.model.state_dict().items()}
         return model | {MEMORY + name: tensor for name, tensor in self.memory.items()}
+
+    def _about(self) -> dict[str, Any]:
+        """Return what it takes to build this client again without a server: the run config, the message's scalars, and
+        what inputs are like."""
+        config = {key_of(item.name): getattr(self.config, item.name) for item in fields(self.config)}
+        told = {key: value for key, value in self.message.items() if key != "names"}
+        data = self.data
+        inputs = {"shape": list(data.input_shape), "dtype": str(data.test.x.dtype).removeprefix("torch.")}
+        return {"client": self.setting.name, "config": config, "message": told, "inputs": inputs}
 
     def _accuracies(self, when: str) -> dict[str, float]:
         splits = {"test": self.data.test, "validation": self.data.validation}

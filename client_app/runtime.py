@@ -54,18 +54,18 @@ def use_threads(config: RunConfig) -> None:
     torch.set_num_threads(config.threads)
 
 
-def device_of(config: RunConfig) -> torch.device:
-    """Return the device named by ``device``; ``auto`` is a GPU where this process sees one.
+def device_of(name: str) -> torch.device:
+    """Return the device that the key ``device`` names; ``auto`` is a GPU where this process sees one.
 
     Raises:
         ConfigError: there is no such device here.
     """
-    if config.device == "auto":
+    if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(config.device)
+        device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"device = {config.device!r}: not available here ({reason}); try auto or cpu") from error
+        raise ConfigError(f"device = {name!r}: not available here ({reason}); try auto or cpu") from error
     return device

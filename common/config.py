@@ -6,6 +6,7 @@ are read by ``read_keys`` into the dataclass that its server half declares.
 """
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -53,6 +54,13 @@ def absolute_path(value: str) -> str | None:
     if not value or Path(value).expanduser().is_absolute():
         return None
     return "must be an absolute path (the working directory of a Flower process is not yours)"
+
+
+def folder_name(value: str) -> str | None:
+    """Return None if ``value`` can be the name of a folder on every system, else what is wrong."""
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
+        return None
+    return "must be 1 to 100 letters, digits, '.', '-' or '_', beginning with a letter or digit"
 
 
 def read_keys(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
@@ -127,6 +135,10 @@ class RunConfig:
     device: str
     threads: int = between(1)
     output_dir: str = field(metadata={"check": absolute_path})
+    checkpoint_every: int = between(0)
+    resume: str = field(metadata={"check": lambda value: None if value == "latest" else absolute_path(value)})
+    federation: str = field(metadata={"check": folder_name})
+    client_state: str = choice("continue", "fresh")
 
     def __post_init__(self) -> None:
         """Check what no single key can tell.

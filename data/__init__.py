@@ -1,6 +1,6 @@
 """Datasets, their partition among clients, and each client's training, validation and test split."""
 
-from data.clients import ClientData, Description, Split, check, describe, load_client, load_own
+from data.clients import ClientData, Description, Split, check, check_own, describe, load_client, load_own
 from data.datasets import DATASETS
 from data.partition import PARTITIONS
 
@@ -11,6 +11,7 @@ __all__ = [
     "Description",
     "Split",
     "check",
+    "check_own",
     "describe",
     "load_client",
     "load_own",

@@ -44,6 +44,7 @@ class ClientData:
     test: Split
     num_classes: int
     input_shape: tuple[int, ...]
+    class_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +133,10 @@ def load_own(
     """
     files = (directory / "train.npz", directory / "test.npz")
     return _load_files(files, _stamps(files), validation_fraction, seed, name, num_classes, max_samples)
+
+
+def check_own(directory: Path) -> None:
+    """TEMP."""
 
 
 def describe(config: RunConfig, num_clients: int) -> Description:

@@ -10,14 +10,18 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 import data
-from common.errors import FloretError
+from common.config import RunConfig
+from common.errors import ConfigError, FloretError, one_line
 from common.seeds import torch_generator
 from models import build_model, head_layers
+from server_app.checkpoint import Checkpoint
+from server_app.delivery import Delivery
+from server_app.federation import Federation, question
 from server_app.report import client_table, read_run, write_report
-from server_app.rounds import Federation, query, run_rounds, summarise
+from server_app.rounds import checkpoint_of, run_rounds, summarise
 from server_app.rundir import RunDirectory, versions
-from server_app.settings import read_config
-from strategies.core import FloretStrategy, StrategySetting, in_simulation
+from server_app.settings import check_resumable, read_config
+from strategies.core import FloretStrategy, Session, StrategySetting, exchange, in_simulation
 
 app = ServerApp()
 log = logging.getLogger("flwr")
@@ -44,40 +48,74 @@ def run(grid: Grid, context: Context) -> None:
     started = time.perf_counter()
     torch.set_num_threads(1)
     config, kind, parameters = read_config(context.run_config)
-    data.check(config, files=in_simulation(grid))
+    simulated = in_simulation(grid)
+    data.check(config, files=simulated)
     federation = Federation(grid, config)
+    directory, checkpoint, origin = _start(config, context, federation)
     federation.gather()
-    strategy = kind(_setting(federation, kind, parameters))
-    directory = RunDirectory(config, context.run_id)
-    directory.write_config(context.run_config, _about(grid, federation, context))
-    history = run_rounds(grid, federation, strategy, directory)
-    directory.write_summary(summarise(config, len(federation.roster), history, time.perf_counter() - started))
-    if in_simulation(grid):
-        nodes = [client.node_id for client in federation.roster]
-        query(grid, nodes, "export", {"directory": str(directory.personal)}, config.round_timeout)
+    federation.settled = True
+    session = Session(checkpoint.lineage if checkpoint else f"{context.run_id:016x}")
+    if simulated and config.checkpoint_every:
+        session.directory = str(directory.clients)
+    strategy = kind(_setting(federation, kind, parameters, session))
+    if checkpoint:
+        strategy.restore(checkpoint.strategy)
+        session.checkpointed = checkpoint.round
+    else:
+        checkpoint = checkpoint_of(0, strategy.initial_arrays(), strategy, federation, 0.0)
+        if config.checkpoint_every:
+            directory.write_checkpoint(checkpoint)
+
+    def write_config() -> None:
+        directory.write_config(context.run_config, {**origin, **_about(federation, simulated)})
+
+    write_config()
+    deliver = grid if simulated else Delivery(grid, federation)
+    history = run_rounds(deliver, federation, strategy, directory, checkpoint, write_config)
+    seconds = checkpoint.seconds + time.perf_counter() - started
+    directory.write_summary(summarise(config, len(federation.roster), history, seconds))
+    if simulated:
+        _export(grid, federation, {"directory": str(directory.personal), "session.directory": session.directory})
     finished = read_run(directory.path)
     write_report([finished], directory.path / "report.html")
     log.info("Accuracy per client, last round:\n%s", client_table(finished))
     log.info("Report: %s", directory.path / "report.html")
 
 
-def _setting(federation: Federation, kind: type[FloretStrategy], parameters: Any) -> StrategySetting:
+def _start(
+    config: RunConfig, context: Context, federation: Federation
+) -> tuple[RunDirectory, Checkpoint | None, dict[str, Any]]:
+    """Return a new run directory, or that of the run to resume with its last checkpoint; and how the run began."""
+    now = {"run_id": str(context.run_id), "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    if not config.resume:
+        return RunDirectory.new(config, context.run_id), None, now | {"versions": versions()}
+    directory = RunDirectory.find(config)
+    before = directory.read_config()
+    check_resumable(before, context.run_config)
+    checkpoint = directory.read_checkpoint()
+    if checkpoint.round >= config.rounds and (directory.path / "summary.json").is_file():
+        raise ConfigError(f"rounds = {config.rounds}: the run to resume has finished round {checkpoint.round}")
+    federation.restore(checkpoint.about, checkpoint.clients)
+    log.info("Resuming %s after round %d", directory.path, checkpoint.round)
+    resumed = [*before.get("resumed", []), now | {"round": checkpoint.round}]
+    origin = {key: before[key] for key in ("run_id", "started", "versions") if key in before}
+    return directory, checkpoint, origin | {"resumed": resumed}
+
+
+def _setting(federation: Federation, kind: type[FloretStrategy], parameters: Any, session: Session) -> StrategySetting:
     config, shape = federation.config, federation.input_shape
     generator = torch_generator(config.seed, "model")
     cut = config.head_layers or head_layers(config.model, shape, kind.head)
     model = build_model(config.model, shape, federation.num_classes, cut, generator)
-    return StrategySetting(config, parameters, model, cut, shape, federation.roster)
+    return StrategySetting(config, parameters, model, cut, shape, federation.roster, session)
 
 
-def _about(grid: Grid, federation: Federation, context: Context) -> dict[str, Any]:
-    """Return what ``config.json`` says beside the config; labels are counted in simulation only, from files here."""
+def _about(federation: Federation, simulated: bool) -> dict[str, Any]:
+    """Return what ``config.json`` says of the clients; labels are counted in simulation only, from files here."""
     labels = None
-    if in_simulation(grid):
+    if simulated:
         labels = data.describe(federation.config, len(federation.roster)).label_counts.tolist()
     return {
-        "run_id": str(context.run_id),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "versions": versions(),
         "num_classes": federation.num_classes,
         "clients": {
             client.name: {
@@ -87,3 +125,13 @@ def _about(grid: Grid, federation: Federation, context: Context) -> dict[str, An
             for place, client in enumerate(federation.roster)
         },
     }
+
+
+def _export(grid: Grid, federation: Federation, config: dict[str, str]) -> None:
+    """Let the clients of a simulation write their personal models into the run directory."""
+    timeout = federation.config.round_timeout
+    messages = [question(client.node_id, "export", config, timeout) for client in federation.roster]
+    for reply in exchange(grid, messages, timeout):
+        if reply.has_error() or "error" in reply.content.config_records:
+            reason = reply.error.reason if reply.has_error() else reply.content.config_records["error"]["reason"]
+            log.error("A personal model was not exported: %s", one_line(reason))

@@ -1,117 +1,99 @@
-"""The rounds of a run: find the clients, train and evaluate, write history, tell the user how it goes."""
+"""The rounds of a run: train and evaluate, write history and checkpoints, tell the user how it goes."""
 
 import logging
 import time
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from common.config import RunConfig
-from common.errors import FloretError, one_line
-from common.wire import to_record
+from common.wire import from_record, to_record
+from server_app.checkpoint import Checkpoint
+from server_app.federation import Federation
 from server_app.metrics import accuracies
 from server_app.rundir import RunDirectory, versions
-from strategies.core import Client, FloretStrategy, Report, Roster, exchange
+from strategies.core import FloretStrategy, Report, exchange
 
 log = logging.getLogger("flwr")
 
 
-def query(grid: Grid, nodes: list[int], action: str, config: dict[str, str], timeout: float) -> list[Message]:
-    """Ask ``nodes`` one thing and return their replies, in the order of ``nodes``."""
-    content = RecordDict({"config": ConfigRecord(dict(config))})
-    messages = [Message(content, node, f"{MessageType.QUERY}.{action}", ttl=timeout) for node in nodes]
-    return list(exchange(grid, messages, timeout))
-
-
-class Federation:
-    """The clients as they describe themselves, and what their data have in common."""
-
-    def __init__(self, grid: Grid, config: RunConfig) -> None:
-        self.grid = grid
-        self.config = config
-        self.roster = Roster()
-        self.input_shape: tuple[int, ...] = ()
-        self.num_classes = config.num_classes
-        self._partitions = 0
-
-    def gather(self) -> None:
-        """Wait until ``min-clients`` have joined, in simulation all of them.
-
-        Raises:
-            FloretError: they did not within ``round-timeout``, or a client cannot take part.
-        """
-        deadline = time.monotonic() + self.config.round_timeout
-        while True:
-            refused = self.refresh()
-            if refused:
-                raise FloretError(refused[0])
-            wanted = max(self.config.min_clients, self._partitions)
-            if len(self.roster) >= wanted:
-                return
-            if time.monotonic() > deadline:
-                raise FloretError(
-                    f"{len(self.roster)} of {wanted} clients joined within round-timeout = "
-                    f"{self.config.round_timeout:g} s; see min-clients"
-                )
-            time.sleep(0.1)
-
-    def refresh(self) -> list[str]:
-        """Ask nodes that are new who they are; return why a client cannot take part, a line each.
-
-        The very first is asked alone: what is wrong for it, such as a dataset that is not there, is wrong for all.
-        """
-        new = sorted(node for node in self.grid.get_node_ids() if not self.roster.known(node))
-        new = new if self.roster else new[:1]
-        refused = []
-        for reply in query(self.grid, new, "describe", {}, self.config.round_timeout) if new else []:
-            try:
-                self._add(reply)
-            except FloretError as error:
-                refused.append(str(error))
-        return refused
-
-    def _add(self, reply: Message) -> None:
-        if reply.has_error():
-            raise FloretError(f"a client failed: {one_line(reply.error.reason)}")
-        records = reply.content.config_records
-        if "error" in records:
-            raise FloretError(str(records["error"]["reason"]))
-        said: dict[str, Any] = dict(records["client"])
-        name, shape = str(said["name"]), tuple(said["input-shape"])
-        if self.input_shape and shape != self.input_shape:
-            raise FloretError(f"client {name}: input shape {shape}, the federation's is {self.input_shape}")
-        self.input_shape = shape
-        if not self.config.num_classes:
-            self.num_classes = max(self.num_classes, int(said["num-classes"]))
-        self._partitions = max(self._partitions, int(said["partitions"]))
-        samples = {split: int(said[split]) for split in ("train", "validation", "test")}
-        self.roster.add(Client(name, reply.metadata.src_node_id, **samples))
-
-
 def run_rounds(
-    grid: Grid, federation: Federation, strategy: FloretStrategy, directory: RunDirectory
+    grid: Grid,
+    federation: Federation,
+    strategy: FloretStrategy,
+    directory: RunDirectory,
+    checkpoint: Checkpoint,
+    joined: Callable[[], None],
 ) -> list[dict[str, Any]]:
-    """Run all rounds; return the history, a dictionary a round, as in ``history.jsonl``."""
+    """Run the rounds after ``checkpoint``.
+
+    Args:
+        grid: what messages go through.
+        federation: the clients.
+        strategy: the method's server half, as of the checkpoint.
+        directory: where history and checkpoints go.
+        checkpoint: from where to go on; of round 0 for a new run.
+        joined: called when there are new clients.
+
+    Returns:
+        The whole history, a dictionary a round, as in ``history.jsonl``.
+    """
     config = strategy.config
-    arrays = to_record(strategy.initial_arrays())
-    history: list[dict[str, Any]] = []
+    arrays = to_record(checkpoint.arrays)
+    history = directory.read_history(checkpoint.round)
+    begun = time.perf_counter() - checkpoint.seconds
+    known = len(federation.roster)
     strategy.summary()
-    for server_round in range(1, config.rounds + 1):
+    for server_round in range(checkpoint.round + 1, config.rounds + 1):
         started = time.perf_counter()
-        for reason in federation.refresh():
-            log.warning("A new client cannot take part: %s", reason)
+        _await_clients(federation)
+        if len(federation.roster) > known:
+            known = len(federation.roster)
+            joined()
         arrays = _train(grid, strategy, arrays, server_round)
-        if server_round % config.evaluate_every == 0 or server_round == config.rounds:
+        last = server_round == config.rounds
+        if server_round % config.evaluate_every == 0 or last:
             messages = strategy.configure_evaluate(server_round, arrays, ConfigRecord(), grid)
             strategy.aggregate_evaluate(server_round, exchange(grid, messages, config.round_timeout))
         line = history_line(server_round, strategy, time.perf_counter() - started)
         directory.append_history(line)
         history.append(line)
+        if config.checkpoint_every and (server_round % config.checkpoint_every == 0 or last):
+            seconds = time.perf_counter() - begun
+            directory.write_checkpoint(checkpoint_of(server_round, from_record(arrays), strategy, federation, seconds))
+            strategy.session.checkpointed = server_round
         left = median(line["seconds"] for line in history) * (config.rounds - server_round)
         log.info("%s", log_line(line, config.rounds, left))
     return history
+
+
+def checkpoint_of(
+    server_round: int, arrays: dict[str, Any], strategy: FloretStrategy, federation: Federation, seconds: float
+) -> Checkpoint:
+    """Return the server as it is after ``server_round``, ``seconds`` into the run."""
+    return Checkpoint(
+        round=server_round,
+        lineage=strategy.session.lineage,
+        arrays=arrays,
+        strategy=strategy.kept(),
+        clients=list(federation.roster),
+        about=federation.about(),
+        seconds=seconds,
+    )
+
+
+def _await_clients(federation: Federation) -> None:
+    """Take in who came and who left; where nobody is there, wait as long as for the answers of a round."""
+    deadline = time.monotonic() + federation.config.round_timeout
+    federation.refresh()
+    if not federation.roster.present():
+        log.warning("No client is connected; waiting for one")
+    while not federation.roster.present() and time.monotonic() < deadline:
+        time.sleep(0.2)
+        federation.refresh()
 
 
 def _train(grid: Grid, strategy: FloretStrategy, arrays: ArrayRecord, server_round: int) -> ArrayRecord:
@@ -135,6 +117,7 @@ def history_line(server_round: int, strategy: FloretStrategy, seconds: float) ->
             "down": sum(report.down for report in reports.values()),
         },
         "refused": [{"client": name, "reason": reason} for name, reason in strategy.refused],
+        "notes": [{"client": name, "note": line} for name, line in strategy.notes],
         "seconds": seconds,
     }
 

@@ -25,3 +25,28 @@ def read_config(values: Mapping[str, Any]) -> tuple[RunConfig, type[FloretStrate
     strategy = load_class("strategies", config.method, FloretStrategy)
     parameters = read_keys(strategy.Parameters, values, f"{config.method}.") if strategy.Parameters else None
     return config, strategy, parameters
+
+
+# What a run may have otherwise when it is resumed: none of it changes what is computed.
+_FREE = (
+    *("rounds", "evaluate-every", "min-clients", "min-replies", "round-timeout", "checkpoint-every", "resume"),
+    *("device", "data-dir", "download", "output-dir", "client-state"),
+)
+
+
+def check_resumable(before: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Refuse to resume a run under a config that computes something else.
+
+    Args:
+        before: ``config.json`` of the run to resume.
+        values: the run config now.
+
+    Raises:
+        ConfigError: names the first key that differs.
+    """
+    method = str(values["method"])
+    was = before["config"] | {f"{method}.{key}": value for key, value in before["parameters"].items()}
+    for key, value in values.items():
+        own = "." not in key or key.startswith(f"{method}.")
+        if own and key not in _FREE and key in was and was[key] != value:
+            raise ConfigError(f"{key} = {value!r}: the run to resume has {was[key]!r}; give the same config again")

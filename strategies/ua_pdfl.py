@@ -85,6 +85,17 @@ class UAPDFL(FloretStrategy):
         self.mailbox = self.mailbox | self._published
         return {}
 
+    def kept(self) -> NamedArrays:
+        """Return the mailbox: ``<client>/<tensor>``."""
+        return {f"{client}/{name}": array for client, box in self.mailbox.items() for name, array in box.items()}
+
+    def restore(self, arrays: NamedArrays) -> None:
+        """Take the mailbox back."""
+        self.mailbox = {}
+        for key, array in arrays.items():
+            client, _, name = key.rpartition("/")
+            self.mailbox.setdefault(client, {})[name] = array
+
     def initial_arrays(self) -> NamedArrays:
         """Return nothing: there is no global model."""
         return {}

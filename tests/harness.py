@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import tempfile
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from flwr.serverapp import Grid
 
 from cli.run import default_config
 from client_app.app import app as client_app
+from client_app.app import client_store, node_config
+from client_app.state import ClientState, Moment
 from server_app.app import run
 
 _run_ids = itertools.count(1)
@@ -31,12 +34,19 @@ class LocalGrid(Grid):
     Args:
         run_config: what ``context.run_config`` says on every node.
         clients: number of nodes; node ids are 1000, 1001, ...
+        states: the ``state-dir`` of all of them.
         backwards: deliver the messages of a push in reverse order.
         tamper: applied to every reply.
     """
 
     def __init__(
-        self, run_config: dict[str, Any], clients: int, *, backwards: bool = False, tamper: Tamper | None = None
+        self,
+        run_config: dict[str, Any],
+        clients: int,
+        states: Path,
+        *,
+        backwards: bool = False,
+        tamper: Tamper | None = None,
     ) -> None:
         self.backwards = backwards
         self.tamper = tamper
@@ -46,7 +56,7 @@ class LocalGrid(Grid):
             1000 + i: Context(
                 run_id=1,
                 node_id=1000 + i,
-                node_config={"partition-id": i, "num-partitions": clients},
+                node_config={"partition-id": i, "num-partitions": clients, "state-dir": str(states)},
                 state=RecordDict(),
                 run_config=run_config,
             )
@@ -106,15 +116,31 @@ def run_config(output: Path, **keys: Any) -> dict[str, Any]:
     return values | {"output-dir": str(output)}
 
 
+def kept(context: Context, moment: Moment | None = None) -> ClientState:
+    """Return what the client of a node keeps."""
+    return ClientState(client_store(context, node_config(context)), moment)
+
+
 def federate(
-    output: Path, clients: int = 4, *, backwards: bool = False, tamper: Tamper | None = None, **keys: Any
+    output: Path,
+    clients: int = 4,
+    *,
+    states: Path | None = None,
+    backwards: bool = False,
+    tamper: Tamper | None = None,
+    **keys: Any,
 ) -> Outcome:
-    """Run a whole federation with the default config but for ``keys``, two rounds unless said otherwise."""
+    """Run a whole federation with the default config but for ``keys``, two rounds unless said otherwise.
+
+    Clients keep their states in ``states``, by default an empty folder of this run's own.
+    """
+    run_id = next(_run_ids)
     values = run_config(output, **({"rounds": 2} | keys))
-    grid = LocalGrid(values, clients, backwards=backwards, tamper=tamper)
+    states = states or Path(tempfile.mkdtemp(prefix="states-", dir=output.parent))
+    grid = LocalGrid(values, clients, states, backwards=backwards, tamper=tamper)
     before = set(output.iterdir()) if output.exists() else set()
-    run(grid, Context(run_id=next(_run_ids), node_id=0, node_config={}, state=RecordDict(), run_config=values))
-    (directory,) = set(output.iterdir()) - before
+    run(grid, Context(run_id=run_id, node_id=0, node_config={}, state=RecordDict(), run_config=values))
+    directory = Path(keys["resume"]) if keys.get("resume") else (set(output.iterdir()) - before).pop()
     history = [json.loads(line) for line in (directory / "history.jsonl").read_text().splitlines()]
     return Outcome(directory, history, json.loads((directory / "summary.json").read_text()), grid)
 

@@ -14,7 +14,7 @@ from client_app.batches import epoch, normalise
 from client_app.methods.fedprox import proximal_term
 from client_app.methods.pfakd import attention_loss, attention_map, distillation_loss
 from client_app.prototypes import alignment_loss, class_means, stack
-from client_app.state import ClientState
+from client_app.state import ClientState, ContextStore
 from common.seeds import derive_seed, numpy_generator, torch_generator
 from common.wire import from_record, payload_bytes, to_record
 from data import Split
@@ -159,11 +159,11 @@ def test_arrays_come_through_the_wire_unchanged_and_are_counted() -> None:
 
 def test_client_state_keeps_the_last_commit() -> None:
     record = RecordDict()
-    state = ClientState(record)
+    state = ClientState(ContextStore(record))
     assert (state.round, state.load()) == (0, {})
     state.commit(1, {"a": torch.ones(2)})
     state.commit(4, {"b": torch.tensor(3)})
-    again = ClientState(record)
+    again = ClientState(ContextStore(record))
     assert again.round == 4
     (kept,) = again.load().items()
     assert (kept[0], kept[1].item()) == ("b", 3)

@@ -15,11 +15,10 @@ from client_app.batches import Batch, normalise
 from client_app.client import MEMORY, MODEL
 from client_app.methods.fedcpd import PREFIX, Distillation, contrast_loss, distillation_loss
 from client_app.methods.pfps_lwc import head_norm
-from client_app.state import ClientState
 from common.errors import ConfigError
 from common.wire import from_record
 from models import SplitModel
-from tests.harness import Outcome, federate
+from tests.harness import Outcome, federate, kept
 from tests.test_papers import write_images
 
 NODE = 1000
@@ -33,7 +32,7 @@ class Halted:
 
     def __init__(self, outcome: Outcome, **config: Any) -> None:
         context = outcome.grid.contexts[NODE]
-        self.kept = ClientState(context.state).load()
+        self.kept = kept(context).load()
         self.message = next(
             m
             for m in reversed(outcome.grid.messages)

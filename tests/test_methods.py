@@ -10,14 +10,13 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from client_app.client import MODEL
-from client_app.state import ClientState
 from common.errors import FloretError
 from common.wire import from_record, to_record
 from data import load_client
 from server_app.settings import read_config
 from strategies import METHODS
 from strategies.fedper import FedPer
-from tests.harness import ON_MLP, Outcome, federate, run_config, timeless
+from tests.harness import ON_MLP, Outcome, federate, kept, run_config, timeless
 
 EXTRACTOR = (64 * 128 + 128) + (128 * 64 + 64)
 HEAD = 64 * 10 + 10
@@ -71,7 +70,7 @@ def test_the_policy_for_batch_normalisation(tmp_path: Path, method: str, batch_n
         tmp_path, 2, method=method, model="resnet18", batch_norm=batch_norm, local_epochs=1, max_samples=40
     )
     assert travelled(outcome, "up") == [{"0": 4 * scalars, "1": 4 * scalars}] * 2
-    states = [ClientState(context.state).load() for context in outcome.grid.contexts.values()]
+    states = [kept(context).load() for context in outcome.grid.contexts.values()]
     means = [state[MODEL + "extractor.bn1.running_mean"] for state in states]
     assert not torch.equal(means[0], means[1])
 
@@ -96,9 +95,7 @@ def one_line_of(outcome: Outcome) -> Any:
 
 def same(first: Outcome, second: Outcome, ignore: str = "") -> bool:
     """Compare two histories and the personal models behind them, bit for bit."""
-    states = [
-        [ClientState(context.state).load() for context in outcome.grid.contexts.values()] for outcome in (first, second)
-    ]
+    states = [[kept(context).load() for context in outcome.grid.contexts.values()] for outcome in (first, second)]
     for one, other in zip(*states, strict=True):
         if set(one) != set(other) or not all(torch.equal(one[name], other[name]) for name in one):
             return False
@@ -226,7 +223,7 @@ def test_training_that_diverges_is_refused_and_loses_nothing(tmp_path: Path) -> 
     outcome = federate(tmp_path, 3, method="fedper", lr=1e12, momentum=0.0, rounds=2)
     assert outcome.summary["refused"] == 6
     assert all("training diverged" in r["reason"] for line in outcome.history for r in line["refused"])
-    assert all(ClientState(context.state).round == 0 for context in outcome.grid.contexts.values())
+    assert all(kept(context).round == 0 for context in outcome.grid.contexts.values())
 
 
 def arrays_of(change: Callable[[dict[str, np.ndarray]], Any]) -> Callable[[RecordDict], None]:

@@ -18,13 +18,12 @@ from client_app.methods.fedcpd import PREFIX, Distillation, contrast_loss, disti
 from client_app.methods.feddfpa import direction_loss, fuse_rows, fusion_coefficients
 from client_app.methods.pfps_lwc import head_norm, recall_loss
 from client_app.methods.ua_pdfl import auxiliary_term, divergence, weighted_mean
-from client_app.state import ClientState
 from common.wire import from_record
 from models import CBAM, CrossLayerFusion, initialise
 from strategies.fedcpd import FedCPD
 from strategies.feddfpa import FedDFPA
 from strategies.fedrep import FedRep
-from tests.harness import ON_MLP, Outcome, federate
+from tests.harness import ON_MLP, Outcome, federate, kept
 
 
 def write_images(folder: Path, clients: int, samples: int = 40) -> dict[str, Any]:
@@ -41,7 +40,7 @@ def write_images(folder: Path, clients: int, samples: int = 40) -> dict[str, Any
 
 
 def models_of(outcome: Outcome) -> list[dict[str, torch.Tensor]]:
-    states = [ClientState(context.state).load() for context in outcome.grid.contexts.values()]
+    states = [kept(context).load() for context in outcome.grid.contexts.values()]
     return [{name: t for name, t in state.items() if name.startswith(MODEL)} for state in states]
 
 
@@ -106,7 +105,7 @@ def test_the_historical_extractor_is_that_of_the_last_round_taken_part_in(tmp_pa
     last = next(m for m in reversed(outcome.grid.messages) if m.metadata.message_type == "train")
     missed = 0
     for node, context in outcome.grid.contexts.items():
-        taken_part = ClientState(context.state).round
+        taken_part = kept(context).round
         client: Any = build_client(context)
         client.begin(*arguments(last))
         client.receive()
@@ -223,7 +222,7 @@ def test_fedcpd_with_all_off_is_fedrep_alternating_every_batch(tmp_path: Path, m
 def test_fedcpd_keeps_its_blocks_and_trains_them(tmp_path: Path) -> None:
     keys = write_images(tmp_path / "data", 2)
     first, second = (federate(tmp_path / "runs", 2, method="fedcpd", rounds=n, **keys) for n in (1, 2))
-    one, two = (ClientState(outcome.grid.contexts[1000].state).load() for outcome in (first, second))
+    one, two = (kept(outcome.grid.contexts[1000]).load() for outcome in (first, second))
     name = f"memory.{PREFIX}fuse_features.smooth.0.weight"
     # in the first round there is no teacher, so nothing moves the blocks
     assert not torch.equal(one[name], two[name])
@@ -300,8 +299,8 @@ def test_feddfpa_sends_the_prototypes_that_it_took_before_training(tmp_path: Pat
     client.model = client.initial_model()
     for name, prototype in client.local_prototypes().items():
         assert np.array_equal(prototype.numpy(), sent[0][name])
-    kept = ClientState(outcome.grid.contexts[1000].state).load()
-    assert all(np.array_equal(kept[f"memory.{name}"].numpy(), sent[0][name]) for name in client.local_prototypes())
+    left = kept(outcome.grid.contexts[1000]).load()
+    assert all(np.array_equal(left[f"memory.{name}"].numpy(), sent[0][name]) for name in client.local_prototypes())
 
 
 # UA-PDFL

@@ -102,7 +102,7 @@ class FedDFPA(FloretClient):
         self.model.eval()
         with torch.no_grad():
             for batch in passes(split):
-                hit = (self.predict(batch.x) == batch.y).float()
+                hit = (self.model(batch.x).argmax(1) == batch.y).float()
                 right.index_add_(0, batch.y, hit)
                 count.index_add_(0, batch.y, torch.ones_like(hit))
         return right / count.clamp(min=1), count > 0

@@ -2,11 +2,12 @@
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor
+from torch import Tensor, nn
 
 from client_app.batches import Batch
 from client_app.client import FloretClient
 from client_app.prototypes import alignment_loss
+from models import SplitModel
 
 
 class FedProto(FloretClient):
@@ -38,10 +39,33 @@ class FedProto(FloretClient):
         """Return the mean feature of each own class after training."""
         return self.local_prototypes()
 
-    def predict(self, x: Tensor) -> Tensor:
-        """Return the class of the nearest global prototype; the head's answer while there are no prototypes."""
+    def serving(self) -> nn.Module:
+        """Return the nearest global prototype's class, or the head's answer while there are no prototypes."""
         prototypes, known = self.known_prototypes(self.memory)
         if self.parameter("inference") == "head" or not known.any():
-            return super().predict(x)
-        distances = torch.cdist(self.model.features(x), prototypes)
-        return distances.masked_fill(~known, torch.inf).argmin(1)
+            return super().serving()
+        return NearestPrototype(self.model, prototypes, known)
+
+
+class NearestPrototype(nn.Module):
+    """Scores a class by how near its prototype is: minus the distance; a class without a prototype is never nearest.
+
+    Args:
+        model: whose extractor makes the features.
+        prototypes: (classes, features).
+        known: (classes,), which of them there are.
+    """
+
+    prototypes: Tensor
+    known: Tensor
+
+    def __init__(self, model: SplitModel, prototypes: Tensor, known: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("prototypes", prototypes)
+        self.register_buffer("known", known)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores, (batch, classes), of normalised inputs."""
+        distances = torch.cdist(self.model.features(x), self.prototypes)
+        return distances.neg().masked_fill(~self.known, -torch.inf)

@@ -4,12 +4,14 @@ from strategies.core.aggregate import WeightedMean
 from strategies.core.base import FloretStrategy, Report, StrategySetting, TensorSpec
 from strategies.core.exchange import exchange, in_simulation
 from strategies.core.roster import Client, Roster
+from strategies.core.session import Session
 
 __all__ = [
     "Client",
     "FloretStrategy",
     "Report",
     "Roster",
+    "Session",
     "StrategySetting",
     "TensorSpec",
     "WeightedMean",

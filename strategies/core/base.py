@@ -17,6 +17,7 @@ from common.wire import NamedArrays, from_record, payload_bytes, to_record
 from models import Head, Part, SplitModel, feature_width, tensor_names
 from strategies.core.aggregate import WeightedMean
 from strategies.core.roster import Client, Roster
+from strategies.core.session import Session
 
 log = logging.getLogger("flwr")
 
@@ -48,7 +49,7 @@ class Report:
 @dataclass(frozen=True)
 class StrategySetting:
     """What a strategy works with: the run config, the method's parameters, the initial model and where it is cut, the
-    known clients.
+    known clients, what messages say of the run.
     """
 
     config: RunConfig
@@ -57,6 +58,7 @@ class StrategySetting:
     head_layers: int
     input_shape: tuple[int, ...]
     roster: Roster
+    session: Session
 
 
 class RefusedError(FloretError):
@@ -80,6 +82,7 @@ class FloretStrategy(Strategy):
         Parameters: a frozen dataclass of the method's own keys, or None.
         reports: what each client did in this round, by name, in roster order.
         refused: client and reason of each reply that this round went on without.
+        notes: client and line of whatever clients reported besides, such as a damaged file.
     """
 
     shares: ClassVar[Part] = "model"
@@ -95,8 +98,10 @@ class FloretStrategy(Strategy):
         self.model = setting.model
         self.input_shape = setting.input_shape
         self.roster = setting.roster
+        self.session = setting.session
         self.reports: dict[str, Report] = {}
         self.refused: list[tuple[str, str]] = []
+        self.notes: list[tuple[str, str]] = []
         self._asked: dict[str, int] = {}
         self._arrays: NamedArrays = {}
         self._mean = WeightedMean()
@@ -140,6 +145,13 @@ class FloretStrategy(Strategy):
         A tensor that no client sent this round stays as it was.
         """
         return self._arrays | self._mean.result()
+
+    def kept(self) -> NamedArrays:
+        """Return what this strategy remembers from round to round besides the global arrays, for a checkpoint."""
+        return {}
+
+    def restore(self, arrays: NamedArrays) -> None:
+        """Take back what ``kept`` returned."""
 
     def shared_names(self) -> list[str]:
         """Return the names of the model's tensors that travel."""
@@ -206,7 +218,7 @@ class FloretStrategy(Strategy):
         model that clients use.
         """
         sent = arrays if self.serves_global else ArrayRecord()
-        absent = [client for client in self.roster if client.name not in self.reports]
+        absent = [client for client in self.roster.present() if client.name not in self.reports]
         return [self.message(client, MessageType.EVALUATE, sent, server_round, config) for client in absent]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -232,7 +244,7 @@ class FloretStrategy(Strategy):
 
     def start_round(self, arrays: NamedArrays) -> None:
         """Begin a round with the global ``arrays``: nobody was asked, nobody refused."""
-        self.reports, self.refused, self._asked = {}, [], {}
+        self.reports, self.refused, self.notes, self._asked = {}, [], [], {}
         self._arrays = arrays
 
     def is_asked(self, name: str) -> bool:
@@ -262,8 +274,10 @@ class FloretStrategy(Strategy):
             )
 
     def sample(self, server_round: int) -> list[Client]:
-        """Draw round(participation * clients), at least one and ``min-replies``, without replacement; roster order."""
-        clients = list(self.roster)
+        """Draw round(participation * clients), at least one and ``min-replies``, without replacement, of those that are
+        there; roster order.
+        """
+        clients = self.roster.present()
         wanted = max(1, round(self.config.participation * len(clients)), self.config.min_replies)
         generator = numpy_generator(self.config.seed, "sampling", server_round)
         drawn = generator.choice(len(clients), size=min(wanted, len(clients)), replace=False)
@@ -274,7 +288,8 @@ class FloretStrategy(Strategy):
     ) -> Message:
         """Return a message to ``client`` that expects an answer, and count its bytes as sent in this round.
 
-        The config gets ``round``, ``lr`` of this round, ``num-classes``, ``head-layers`` and the method's parameters.
+        The config gets ``round``, ``lr`` of this round, ``num-classes``, ``head-layers``, what the session says and the
+        method's parameters.
         """
         own = {}
         if self.parameters is not None:
@@ -289,6 +304,7 @@ class FloretStrategy(Strategy):
                 "lr": self.config.lr * self.config.lr_decay ** (server_round - 1),
                 "num-classes": self.model.classifier.out_features,
                 "head-layers": self.head_layers,
+                **self.session.scalars(),
                 **own,
             }
         )
@@ -301,6 +317,7 @@ class FloretStrategy(Strategy):
         for message in replies:
             client = self.roster.at(message.metadata.src_node_id)
             if client.name in self._asked:
+                self._take_notes(client, message)
                 yield client, message
 
     def refuse(self, client: Client, reason: str) -> None:
@@ -327,6 +344,13 @@ class FloretStrategy(Strategy):
         return records[name]
 
     # The house
+
+    def _take_notes(self, client: Client, message: Message) -> None:
+        records = {} if message.has_error() else message.content.config_records
+        lines: Any = records["notes"]["lines"] if "notes" in records else []
+        for line in lines:
+            self.notes.append((client.name, str(line)))
+            log.warning("Client %s: %s", client.name, line)
 
     def _check_answer(self, message: Message) -> None:
         if message.has_error():

@@ -1,19 +1,24 @@
 """The clients of a federation by name: Flower's node ids change when a node reconnects, names do not."""
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from common.errors import FloretError
 
 
 @dataclass(frozen=True)
 class Client:
-    """A client as it described itself: its name, the node it is reached at, its numbers of samples."""
+    """A client as it described itself: its name, the node it is reached at, its numbers of samples; ``identity`` is the
+    random text that stays with its state.
+    """
 
     name: str
     node_id: int
     train: int
     validation: int
     test: int
+    identity: str = ""
 
 
 class Roster:
@@ -22,6 +27,7 @@ class Roster:
     def __init__(self) -> None:
         self._clients: dict[str, Client] = {}
         self._names: dict[int, str] = {}
+        self._online: set[int] | None = None  # None: nobody has looked yet
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -32,10 +38,33 @@ class Roster:
     def __getitem__(self, name: str) -> Client:
         return self._clients[name]
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._clients
+
+    def see(self, nodes: Iterable[int]) -> None:
+        """Note which nodes are connected now."""
+        self._online = set(nodes)
+
+    def present(self) -> list[Client]:
+        """Return the clients whose nodes are connected, in order; all of them as long as nobody has looked."""
+        return [client for client in self if self._online is None or client.node_id in self._online]
+
     def add(self, client: Client) -> None:
-        """Add a client, or note the node at which a known one is now."""
+        """Add a client, or note the node at which a known one is now.
+
+        Raises:
+            FloretError: another node that is connected has this name.
+        """
+        known = self._clients.get(client.name)
+        elsewhere = known and known.node_id != client.node_id and known.node_id in (self._online or ())
+        if known and elsewhere and known.identity != client.identity:
+            raise FloretError(f"client-name {client.name} is taken: a node with another state directory has it")
         self._clients[client.name] = client
         self._names[client.node_id] = client.name
+
+    def restore(self, client: Client) -> None:
+        """Add a client of an earlier run; where it is now is not known."""
+        self._clients[client.name] = replace(client, node_id=0)
 
     def at(self, node_id: int) -> Client:
         """Return the client that is reached, or was reached, at ``node_id``.

@@ -1,0 +1,80 @@
+"""``floret node``: join a federation with a device."""
+
+import re
+from pathlib import Path
+
+import click
+
+from common.errors import FloretError
+from common.home import floret_home
+
+
+@click.command()
+@click.option("--superlink", required=True, metavar="HOST:PORT", help="The SuperLink's Fleet API; its port is 9092.")
+@click.option("--client-name", required=True, help="The name that this client goes by, on whatever machine.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Own data: train.npz and test.npz, or image folders.")
+@click.option("--partition", metavar="I/N", help="Partition I of N of the run's dataset instead, from 0.")
+@click.option("--state-dir", type=click.Path(path_type=Path), help="Where personal models stay. [~/.floret/state]")
+@click.option("--root-certificates", type=click.Path(path_type=Path), help="The CA of the SuperLink's certificate.")
+@click.option("--key", type=click.Path(path_type=Path), help="This node's private key, where the SuperLink wants one.")
+@click.option("--insecure", is_flag=True, help="No TLS: anyone on the network can read and alter what travels.")
+@click.option("--device", help="auto, cpu, cuda, cuda:1, ... instead of the run's.")
+@click.option("--max-wait", type=click.FloatRange(min=0), help="Give up after so many seconds without a SuperLink.")
+@click.option("--health-address", metavar="HOST:PORT", help="Serve gRPC's health protocol here.")
+def node(
+    superlink: str,
+    client_name: str,
+    data_dir: Path | None,
+    partition: str | None,
+    state_dir: Path | None,
+    root_certificates: Path | None,
+    key: Path | None,
+    insecure: bool,
+    device: str | None,
+    max_wait: float | None,
+    health_address: str | None,
+) -> None:
+    """Join a federation with this machine, and stay in it until stopped.
+
+    Starts a SuperNode and a process that has imported PyTorch once and forks for every message. Runs the Floret that is
+    installed here, never code from the network. Personal models stay in --state-dir.
+    """
+    from client_app.node.options import NodeOptions
+    from client_app.node.supervisor import Node
+
+    host, port = _address(superlink)
+    options = NodeOptions(
+        host=host,
+        port=port,
+        insecure=insecure,
+        root_certificates=_absolute(root_certificates),
+        key=_absolute(key),
+        client_name=client_name,
+        data_dir=_absolute(data_dir),
+        partition=_partition(partition),
+        state_dir=_absolute(state_dir) or floret_home() / "state",
+        device=device,
+        max_wait=max_wait,
+        health_address=health_address,
+    )
+    Node(options).run()
+
+
+def _address(text: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:/\s]+)):(\d{1,5})", text)
+    if not match or not 0 < int(match[3]) < 65536:
+        raise FloretError(f"--superlink {text!r}: must be HOST:PORT, such as superlink.example.org:9092")
+    return match[1] or match[2], int(match[3])
+
+
+def _partition(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match:
+        raise FloretError(f"--partition {text!r}: must be I/N, such as 0/3 for the first of three")
+    return int(match[1]), int(match[2])
+
+
+def _absolute(path: Path | None) -> Path | None:
+    return path.expanduser().absolute() if path else None

@@ -1,0 +1,1 @@
+"""``floret node``: a SuperNode and a warm client process, from start to stop."""

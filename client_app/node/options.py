@@ -1,0 +1,105 @@
+"""What a node is started with."""
+
+import fcntl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from common.config import folder_name
+from common.errors import FloretError
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOptions:
+    """The options of ``floret node``, checked as far as they can be without the network.
+
+    Attributes:
+        host, port: of the SuperLink's Fleet API.
+        insecure: no TLS.
+        root_certificates: the CA that signed the SuperLink's certificate; None for those of the system.
+        key: the node's private key, None without node authentication.
+        client_name: the name that the server knows this client by, whatever node it is at.
+        data_dir: the client's own data, or where the run's dataset is.
+        partition: (i, n), if the client has partition i of n of the run's dataset.
+        state_dir: where personal models are kept.
+        device: ``auto``, ``cpu``, ``cuda``, ...; None for what the run says.
+        max_wait: seconds without a SuperLink after which the node gives up; None for never.
+        health_address: where the SuperNode's gRPC health service listens, None for nowhere.
+    """
+
+    host: str
+    port: int
+    insecure: bool
+    root_certificates: Path | None
+    key: Path | None
+    client_name: str
+    data_dir: Path | None
+    partition: tuple[int, int] | None
+    state_dir: Path
+    device: str | None
+    max_wait: float | None
+    health_address: str | None
+
+    def __post_init__(self) -> None:
+        """Check what files and names tell.
+
+        Raises:
+            FloretError: one line that names the option.
+        """
+        wrong = folder_name(self.client_name)
+        if wrong:
+            raise FloretError(f"--client-name {self.client_name!r}: {wrong}")
+        if self.insecure and (self.root_certificates or self.key):
+            raise FloretError("--insecure: goes without --root-certificates and --key; leave it out to use TLS")
+        for option, path in (("--root-certificates", self.root_certificates), ("--key", self.key)):
+            if path:
+                _check_readable(option, path)
+        if self.data_dir is None and self.partition is None:
+            raise FloretError("a node needs --data-dir, its own data, or --partition I/N of the run's dataset")
+        if self.data_dir and not self.data_dir.is_dir():
+            raise FloretError(f"--data-dir {self.data_dir}: is not a directory")
+        if self.partition and not 0 <= self.partition[0] < self.partition[1]:
+            raise FloretError(f"--partition {self.partition[0]}/{self.partition[1]}: must be from 0 to n - 1")
+
+    @property
+    def address(self) -> str:
+        """The SuperLink's address as it was given."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def node_config(self) -> dict[str, str | int]:
+        """Return what Flower calls the node config: it stays on this machine, the ClientApp reads it."""
+        config: dict[str, str | int] = {"client-name": self.client_name, "state-dir": str(self.state_dir)}
+        if self.data_dir:
+            config["data-dir"] = str(self.data_dir)
+        if self.partition:
+            config["partition-id"], config["num-partitions"] = self.partition
+        if self.device:
+            config["device"] = self.device
+        return config
+
+    def claim(self) -> IO[str]:
+        """Keep other nodes from this client's states for as long as the returned file is open.
+
+        Raises:
+            FloretError: another node has them, or ``state_dir`` cannot be written.
+        """
+        try:
+            self.state_dir.mkdir(parents=True, exist_ok=True)
+            lock = (self.state_dir / f".{self.client_name}.lock").open("a")
+        except OSError as error:
+            raise FloretError(f"--state-dir {self.state_dir}: cannot be written ({error.strerror})") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise FloretError(
+                f"--client-name {self.client_name}: another node with this name is running on {self.state_dir}"
+            ) from error
+        return lock
+
+
+def _check_readable(option: str, path: Path) -> None:
+    try:
+        path.read_bytes()
+    except OSError as error:
+        raise FloretError(f"{option} {path}: cannot be read ({error.strerror})") from error

@@ -1,0 +1,175 @@
+"""A node from start to stop: it checks, starts the SuperNode, serves its tasks, and starts it again when it ends."""
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import grpc
+
+from client_app.node import preflight
+from client_app.node.options import NodeOptions
+from client_app.node.tasks import serve
+from client_app.node.warm import LostError, Warm
+from common.errors import FloretError
+
+log = logging.getLogger("flwr")
+
+# Seconds: between attempts to reach the SuperLink, for the import of PyTorch on a slow device, for the SuperNode to
+# start, and for it to say goodbye.
+_AGAIN = (1.0, 30.0)
+_IMPORT, _START, _STOP = 300.0, 60.0, 15.0
+# Flower's exit codes of a SuperNode that the SuperLink did not accept.
+_TURNED_AWAY, _BAD_KEY, _WRONG_VERSION = 1, 302, 606
+
+
+class Node:
+    """A running ``floret node``; ``run`` returns when it is told to stop."""
+
+    def __init__(self, options: NodeOptions) -> None:
+        self.options = options
+        self._stop = threading.Event()
+        self._warm = Warm(datasets=options.partition is not None)
+        self._supernode: subprocess.Popen[bytes] | None = None
+
+    def run(self) -> None:
+        """Join the federation and stay in it until SIGTERM or SIGINT.
+
+        Raises:
+            FloretError: data, device, key or certificate cannot be used, or nobody answered for ``max_wait`` seconds.
+        """
+        for kind in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(kind, self._on_signal)
+        with self.options.claim():
+            self._check()
+            waited, pause = 0.0, _AGAIN[0]
+            while not self._stop.is_set():
+                try:
+                    preflight.check_connection(self.options)
+                    self._join()
+                    waited, pause = 0.0, _AGAIN[0]
+                except preflight.UnreachableError as error:
+                    if self.options.max_wait is not None and waited >= self.options.max_wait:
+                        raise
+                    log.warning("%s; trying again in %g s", error, pause)
+                self._stop.wait(pause)
+                waited, pause = waited + pause, min(2 * pause, _AGAIN[1])
+        log.info("Client %s stopped", self.options.client_name)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._stop.set()
+
+    def _going(self) -> bool:
+        return not self._stop.is_set() and self._supernode is not None and self._supernode.poll() is None
+
+    def _check(self) -> None:
+        """Import PyTorch into the warm process, and let it look at data and device.
+
+        Raises:
+            FloretError: the data or the device cannot be used.
+        """
+        own = "" if self.options.partition or not self.options.data_dir else str(self.options.data_dir)
+        arguments = (own, self.options.device or "auto")
+        try:
+            wrong = self._warm.call("check", [], arguments, _IMPORT, lambda: not self._stop.is_set()).decode()
+        except LostError as error:
+            if self._stop.is_set():
+                return
+            raise FloretError(f"the client process cannot start: {error}") from error
+        if wrong:
+            raise FloretError(wrong)
+        log.info("Client %s is ready; its state is in %s", self.options.client_name, self.options.state_dir)
+
+    def _join(self) -> None:
+        """Start the SuperNode and serve its tasks until it ends, or until this node is to stop.
+
+        Raises:
+            FloretError: the SuperLink turned it away.
+        """
+        port = _free_port()
+        with self._started(port) as supernode:
+            address = f"127.0.0.1:{port}"
+            if self._wait_for(port):
+                try:
+                    serve(address, self._warm, self._going)
+                except grpc.RpcError:
+                    # The SuperNode goes away with its tasks; how, it says by its exit code below.
+                    supernode.wait(_STOP)
+        if self._stop.is_set():
+            return
+        code = supernode.returncode
+        if code in (_TURNED_AWAY, _BAD_KEY, _WRONG_VERSION):
+            raise FloretError(self._why(code))
+        log.warning("The SuperNode ended with code %s; starting it again", code)
+
+    def _why(self, code: int) -> str:
+        where = f"--superlink {self.options.address}"
+        if code == _BAD_KEY:
+            return f"--key {self.options.key}: is not a private key of a NIST curve in OpenSSH's format"
+        if code == _WRONG_VERSION:
+            return f"{where}: the SuperLink runs a version of Flower that does not go with this node's"
+        if self.options.key:
+            return f"{where}: does not know --key {self.options.key}; register its public key: flwr supernode register"
+        return f"{where}: accepts only nodes with a registered key; see --key"
+
+    @contextmanager
+    def _started(self, port: int) -> Iterator[subprocess.Popen[bytes]]:
+        supernode = subprocess.Popen(
+            [sys.executable, "-m", "client_app.node.supernode", *self._arguments(port)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            # A group of its own: Ctrl-C reaches this process, which then stops it in good order.
+            start_new_session=True,
+        )
+        self._supernode = supernode
+        try:
+            yield supernode
+        finally:
+            if supernode.poll() is None:
+                supernode.terminate()
+                try:
+                    supernode.wait(_STOP)
+                except subprocess.TimeoutExpired:
+                    supernode.kill()
+                    supernode.wait()
+
+    def _arguments(self, port: int) -> list[str]:
+        options = self.options
+        arguments = ["--superlink", options.address, "--isolation", "process"]
+        arguments += ["--clientappio-api-address", f"127.0.0.1:{port}"]
+        arguments += ["--node-config", " ".join(f"{k}={json.dumps(v)}" for k, v in options.node_config().items())]
+        if options.insecure:
+            arguments.append("--insecure")
+        if options.root_certificates:
+            arguments += ["--root-certificates", str(options.root_certificates)]
+        if options.key:
+            arguments += ["--auth-supernode-private-key", str(options.key)]
+        if options.health_address:
+            arguments += ["--health-server-address", options.health_address]
+        return arguments
+
+    def _wait_for(self, port: int) -> bool:
+        """Return whether the SuperNode's own server came up."""
+        deadline = time.monotonic() + _START
+        while self._going() and time.monotonic() < deadline:
+            with socket.socket() as probe:
+                probe.settimeout(1)
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    return True
+            time.sleep(0.05)
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,67 @@
+"""What runs in the warm process and its forks: the installed ClientApp, with one message each.
+
+This module is imported where PyTorch is; the supervisor only names its functions.
+"""
+
+import os
+import threading
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import torch._dynamo  # noqa: F401 - not used here: the first step of an optimizer imports it, which takes a second
+from flwr.app import Message
+from flwr.common.serde import context_from_proto, message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Context as ProtoContext
+from flwr.proto.message_pb2 import Message as ProtoMessage
+
+from client_app.app import app
+from client_app.runtime import device_of
+from common.errors import FloretError
+from data import check_own
+
+
+def run(name: str, connection: Connection, *arguments: str) -> None:
+    """Call the function ``name`` of this module and end the process at once.
+
+    It also ends when nobody is at the other end of ``connection`` any more: a node that was killed must not leave a
+    process behind that trains on and keeps the client's state from the node that comes after it.
+    """
+    kind = {"answer": answer, "check": check}[name]
+    kind(connection, *arguments)
+    connection.close()
+    os._exit(0)
+
+
+def _end_with(connection: Connection) -> None:
+    wait([connection])
+    os._exit(1)
+
+
+def answer(connection: Connection) -> None:
+    """Take a message and its context from ``connection``, as protocol buffers, and send back the ClientApp's reply."""
+    message_id = connection.recv_bytes().decode()
+    message: Message = message_from_proto(ProtoMessage.FromString(connection.recv_bytes()))
+    message.metadata.__dict__["_message_id"] = message_id
+    context = context_from_proto(ProtoContext.FromString(connection.recv_bytes()))
+    # From here on nothing more comes, so the connection is readable only when its other end is closed.
+    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+    reply = app(message, context)
+    connection.send_bytes(message_to_proto(reply).SerializeToString())
+
+
+def check(connection: Connection, data_dir: str, device: str) -> None:
+    """Send one line that says what is wrong with the node's own data or device, or an empty one.
+
+    Args:
+        connection: where the line goes.
+        data_dir: the client's own data; empty if it has a partition of the run's dataset.
+        device: as in the run config.
+    """
+    try:
+        if data_dir:
+            check_own(Path(data_dir))
+        device_of(device)
+    except FloretError as error:
+        connection.send_bytes(str(error).encode())
+    else:
+        connection.send_bytes(b"")

@@ -1,0 +1,141 @@
+"""Messages to real nodes, sent again when a node was lost before it answered."""
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from server_app.federation import Federation, question
+
+log = logging.getLogger("flwr")
+
+# Flower's error for a message to a node that is no longer connected.
+_NODE_GONE = 5
+
+
+@dataclass
+class _Open:
+    """A message without an answer: as it was sent last, under which id, to which node, when; and the probe behind it."""
+
+    message: Message
+    message_id: str
+    node: int
+    sent: float
+    deadline: float
+    probe: str = ""
+    looked: float = 0.0
+
+
+class Delivery(Grid):
+    """Flower's grid for real nodes; what a node lost when it was killed reaches its client again.
+
+    Flower gives a message to a node once. A node that is started again has forgotten it, and without a registered key it
+    comes back under another id. So after ``patience`` seconds without an answer this grid looks whether the client is at
+    another node, and sends a question behind the message: a node handles messages one at a time and in order, so an
+    answer to the question, while the message itself has none, says that the message is lost. It is then sent again; that
+    a client gets a round's message twice is harmless (see ``client_app.state``).
+
+    Args:
+        grid: Flower's.
+        federation: knows the clients.
+        patience: seconds before the first question, and between looks for clients that came back.
+    """
+
+    def __init__(self, grid: Grid, federation: Federation, patience: float = 10.0) -> None:
+        self._grid = grid
+        self._federation = federation
+        self._patience = patience
+        self._open: dict[str, _Open] = {}
+
+    def set_run(self, run: Any) -> None:
+        """Do as Flower's grid."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """As Flower's grid."""
+        return self._grid.run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        """Do as Flower's grid."""
+        return self._grid.create_message(*args, **kwargs)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Do as Flower's grid."""
+        return self._grid.get_node_ids()
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Do as Flower's grid: nothing is sent again."""
+        return self._grid.send_and_receive(messages, timeout=timeout)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages and remember them until they are answered or out of time."""
+        sent, now = list(messages), time.monotonic()
+        ids = list(self._grid.push_messages(sent))
+        self._open = {key: item for key, item in self._open.items() if item.deadline > now}
+        for message, message_id in zip(sent, ids, strict=True):
+            if message_id:
+                node, ttl = message.metadata.dst_node_id, message.metadata.ttl
+                self._open[message_id] = _Open(message, message_id, node, now, now + ttl)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the answers that are there; ids are those that ``push_messages`` returned."""
+        replies = []
+        for key in message_ids:
+            item = self._open.get(key)
+            reply = self._pull(item) if item else next(iter(self._grid.pull_messages([key])), None)
+            if reply is not None:
+                self._open.pop(key, None)
+                replies.append(reply)
+        return replies
+
+    def _pull(self, item: _Open) -> Message | None:
+        reply = next(iter(self._grid.pull_messages([item.message_id])), None)
+        now = time.monotonic()
+        if reply is not None:
+            gone = reply.has_error() and reply.error.code == _NODE_GONE
+            return None if gone and self._moved(item, now) else reply
+        if now - item.sent < self._patience or now - item.looked < self._patience / 5:
+            return None
+        item.looked = now
+        if self._moved(item, now):
+            return None
+        if not item.probe:
+            probe = question(item.node, "describe", {}, max(item.deadline - now, 1.0))
+            item.probe = next(iter(self._grid.push_messages([probe]))) or ""
+            return None
+        answer = next(iter(self._grid.pull_messages([item.probe])), None)
+        if answer is None:
+            return None
+        item.probe = ""
+        if answer.has_error():
+            return None
+        reply = next(iter(self._grid.pull_messages([item.message_id])), None)
+        if reply is None:
+            self._again(item, item.node, now, "was started again")
+        return reply
+
+    def _moved(self, item: _Open, now: float) -> bool:
+        """Send the message to where its client is now, if that is another node."""
+        self._federation.refresh()
+        client = self._federation.roster.at(item.node)
+        if client.node_id == item.node:
+            return False
+        self._again(item, client.node_id, now, "is at another node")
+        return True
+
+    def _again(self, item: _Open, node: int, now: float, why: str) -> None:
+        old = item.message
+        if item.deadline <= now:
+            return
+        message = Message(
+            old.content, node, old.metadata.message_type, ttl=item.deadline - now, group_id=old.metadata.group_id
+        )
+        item.message_id = next(iter(self._grid.push_messages([message]))) or item.message_id
+        item.node, item.sent, item.probe = node, now, ""
+        log.warning("Client %s %s: its message is sent again", self._federation.roster.at(node).name, why)

@@ -1,0 +1,153 @@
+"""Who takes part: nodes are asked who they are when they connect, and again when they come back."""
+
+import logging
+import time
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from common.config import RunConfig
+from common.errors import FloretError, one_line
+from strategies.core import Client, Roster, in_simulation
+
+log = logging.getLogger("flwr")
+
+# Seconds: how long a start waits for the other connected nodes once enough have answered, and after how long a node that
+# was refused is asked again (its user may have put the data right and started it again under the same key).
+_GRACE = 15.0
+_ASK_AGAIN = 30.0
+
+
+def question(node: int, action: str, config: dict[str, str], timeout: float) -> Message:
+    """Return a message that asks ``node`` one thing."""
+    content = RecordDict({"config": ConfigRecord(dict(config))})
+    return Message(content, node, f"{MessageType.QUERY}.{action}", ttl=timeout)
+
+
+class Federation:
+    """The clients as they describe themselves, and what their data have in common.
+
+    Attributes:
+        input_shape, num_classes, class_names: of the data of all clients.
+        settled: the model is built, so a client with more classes comes too late.
+    """
+
+    def __init__(self, grid: Grid, config: RunConfig) -> None:
+        self.grid = grid
+        self.config = config
+        self.roster = Roster()
+        self.input_shape: tuple[int, ...] = ()
+        self.num_classes = config.num_classes
+        self.class_names: tuple[str, ...] | None = None
+        self.settled = False
+        self._simulated = in_simulation(grid)
+        self._partitions = 0
+        self._pending: dict[str, int] = {}
+        self._refused: dict[int, tuple[float, str]] = {}
+
+    def gather(self) -> None:
+        """Wait until ``min-clients`` have joined, in simulation all of them.
+
+        Raises:
+            FloretError: they did not within ``round-timeout``; in simulation, a client cannot take part.
+        """
+        deadline = time.monotonic() + self.config.round_timeout
+        enough: float | None = None
+        while True:
+            refused = self.refresh()
+            if refused and self._simulated:
+                raise FloretError(refused[0])
+            wanted = max(self.config.min_clients, self._partitions if self._simulated else 1)
+            here = len(self.roster.present())
+            if here >= wanted:
+                enough = enough or time.monotonic()
+                if not self._pending or time.monotonic() - enough > _GRACE:
+                    return
+            if time.monotonic() > deadline:
+                why = "; ".join(sorted({reason for _, reason in self._refused.values()}))
+                raise FloretError(
+                    f"{here} of {wanted} clients joined within round-timeout = {self.config.round_timeout:g} s; "
+                    f"see min-clients{f' ({why})' if why else ''}"
+                )
+            time.sleep(0.02 if self._simulated else 0.2)
+
+    def about(self) -> dict[str, Any]:
+        """Return what the clients' data have in common, for a checkpoint."""
+        names = None if self.class_names is None else list(self.class_names)
+        return {"input-shape": list(self.input_shape), "num-classes": self.num_classes, "class-names": names}
+
+    def restore(self, about: dict[str, Any], clients: list[Client]) -> None:
+        """Take back what ``about`` returned and who took part; whoever is there now is asked again."""
+        self.input_shape, self.num_classes = tuple(about["input-shape"]), about["num-classes"]
+        self.class_names = None if about["class-names"] is None else tuple(about["class-names"])
+        self.settled = True
+        for client in clients:
+            self.roster.restore(client)
+
+    def refresh(self) -> list[str]:
+        """Take in who answered, ask nodes that are new who they are, and wait for nobody.
+
+        In simulation the very first is asked alone: what is wrong for it, such as a dataset that is not there, is wrong
+        for all.
+
+        Returns:
+            Why a client cannot take part, a line each.
+        """
+        nodes = set(self.grid.get_node_ids())
+        self.roster.see(nodes)
+        refused = []
+        for reply in self.grid.pull_messages(list(self._pending)) if self._pending else []:
+            node = self._pending.pop(reply.metadata.reply_to_message_id, None)
+            if node is None or (reply.has_error() and node not in nodes):
+                continue
+            try:
+                self._add(node, reply)
+                self._refused.pop(node, None)
+            except FloretError as error:
+                if self._refused.get(node, (0, ""))[1] != str(error):
+                    log.warning("A client cannot take part: %s", error)
+                    refused.append(str(error))
+                self._refused[node] = (time.monotonic(), str(error))
+        self._pending = {key: node for key, node in self._pending.items() if node in nodes}
+        unknown = [node for node in sorted(nodes) if not self.roster.known(node) and node not in self._pending.values()]
+        due = [
+            node for node in unknown if time.monotonic() - self._refused.get(node, (-_ASK_AGAIN, ""))[0] >= _ASK_AGAIN
+        ]
+        if self._simulated and not self.roster:
+            due = due[:1] if not self._pending else []
+        self._ask(due)
+        return refused
+
+    def _ask(self, nodes: list[int]) -> None:
+        if nodes:
+            messages = [question(node, "describe", {}, self.config.round_timeout) for node in nodes]
+            for node, message_id in zip(nodes, self.grid.push_messages(messages), strict=True):
+                self._pending[message_id] = node
+
+    def _add(self, node: int, reply: Message) -> None:
+        if reply.has_error():
+            raise FloretError(f"a client failed: {one_line(reply.error.reason)}")
+        records = reply.content.config_records
+        if "error" in records:
+            raise FloretError(str(records["error"]["reason"]))
+        said: dict[str, Any] = dict(records["client"])
+        name, shape, classes = str(said["name"]), tuple(said["input-shape"]), int(said["num-classes"])
+        names = tuple(said["class-names"])
+        if self.input_shape and shape != self.input_shape:
+            raise FloretError(f"client {name}: input shape {shape}, the federation's is {self.input_shape}")
+        if self.class_names is not None and names != self.class_names:
+            raise FloretError(
+                f"client {name}: classes {', '.join(names) or 'without names'}, the federation's are "
+                f"{', '.join(self.class_names) or 'without names'}; set class-names"
+            )
+        if (self.settled or self.config.num_classes) and classes > self.num_classes:
+            raise FloretError(f"client {name}: {classes} classes, the model has {self.num_classes}; set num-classes")
+        samples = {split: int(said[split]) for split in ("train", "validation", "test")}
+        back = name in self.roster
+        self.roster.add(Client(name, node, **samples, identity=str(said["identity"])))
+        self.input_shape, self.class_names = shape, names
+        self.num_classes = max(self.num_classes, classes)
+        self._partitions = max(self._partitions, int(said["partitions"]))
+        if not self._simulated:
+            log.info("Client %s %s (%d training samples)", name, "is back" if back else "joined", samples["train"])

@@ -1,0 +1,29 @@
+"""What every message of a run says of the run as a whole."""
+
+from dataclasses import dataclass
+
+from common.config import Scalar
+
+
+@dataclass
+class Session:
+    """The run as its clients know it.
+
+    Attributes:
+        lineage: names the run and all runs that resume it.
+        directory: where the clients of a simulation keep their states; empty for real nodes, which go by their own
+            config.
+        checkpointed: the last round that the server can go back to.
+    """
+
+    lineage: str
+    directory: str = ""
+    checkpointed: int = 0
+
+    def scalars(self) -> dict[str, Scalar]:
+        """Return what goes into each message."""
+        return {
+            "session.lineage": self.lineage,
+            "session.directory": self.directory,
+            "session.checkpointed": self.checkpointed,
+        }
