@@ -9,6 +9,7 @@ from cli.listing import list_names
 from cli.node import node
 from cli.report import report
 from cli.run import run
+from cli.serve import export, predict
 from cli.sweep import sweep
 from common.errors import FloretError
 
@@ -39,8 +40,10 @@ def floret(context: click.Context) -> None:
 
 
 floret.add_command(certificates)
+floret.add_command(export)
 floret.add_command(list_names)
 floret.add_command(node)
+floret.add_command(predict)
 floret.add_command(report)
 floret.add_command(run)
 floret.add_command(sweep)

@@ -70,7 +70,8 @@ def client_data(context: Context, config: RunConfig) -> ClientData:
     if "partition-id" in node and "num-partitions" in node:
         return load_client(config, int(node["partition-id"]), int(node["num-partitions"]))
     if "data-dir" in node:
-        return load_own(Path(config.data_dir).expanduser(), config, client_name(context))
+        cache = state_dir(context) / ".cache" / client_name(context)
+        return load_own(Path(config.data_dir).expanduser(), config, client_name(context), cache)
     raise FloretError("the node config names no data: it needs data-dir, or partition-id and num-partitions")
 
 

@@ -331,7 +331,11 @@ class FloretClient(NumPyClient):
         config = {key_of(item.name): getattr(self.config, item.name) for item in fields(self.config)}
         told = {key: value for key, value in self.message.items() if key != "names"}
         data = self.data
-        inputs = {"shape": list(data.input_shape), "dtype": str(data.test.x.dtype).removeprefix("torch.")}
+        inputs = {
+            "shape": list(data.input_shape),
+            "dtype": str(data.test.x.dtype).removeprefix("torch."),
+            "classes": list(data.class_names),
+        }
         return {"client": self.setting.name, "config": config, "message": told, "inputs": inputs}
 
     def _accuracies(self, when: str) -> dict[str, float]:

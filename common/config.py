@@ -7,6 +7,7 @@ are read by ``read_keys`` into the dataclass that its server half declares.
 
 import difflib
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -35,6 +36,12 @@ def choice(*names: str) -> Any:
     return field(metadata={"check": lambda value: one_of(value, names)})
 
 
+def any_of(*numbers: int) -> Any:
+    """Declare a number that is one of ``numbers``."""
+    names = ", ".join(map(str, numbers))
+    return field(metadata={"check": lambda value: None if value in numbers else f"must be one of {names}"})
+
+
 def one_of(value: str, names: Iterable[str]) -> str | None:
     """Return None if ``value`` is one of ``names``, else what is wrong: the choices, and the nearest one."""
     names = list(names)
@@ -51,8 +58,11 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 def absolute_path(value: str) -> str | None:
     """Return None if ``value`` is empty or absolute (``~`` counts), else what is wrong."""
-    if not value or Path(value).expanduser().is_absolute():
-        return None
+    try:
+        if not value or Path(value).expanduser().is_absolute():
+            return None
+    except RuntimeError:
+        return f"{Path(value).parts[0]} is not the home of a user of this machine; name the absolute path"
     return "must be an absolute path (the working directory of a Flower process is not yours)"
 
 
@@ -61,6 +71,20 @@ def folder_name(value: str) -> str | None:
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
         return None
     return "must be 1 to 100 letters, digits, '.', '-' or '_', beginning with a letter or digit"
+
+
+def split_names(value: str) -> tuple[str, ...]:
+    """Return the names in a text that separates them by commas, without the blanks around them, accents composed."""
+    return tuple(unicodedata.normalize("NFC", name.strip()) for name in value.split(",")) if value.strip() else ()
+
+
+def distinct_names(value: str) -> str | None:
+    """Return None if ``value`` is empty or distinct names separated by commas, else what is wrong."""
+    names = split_names(value)
+    for i, name in enumerate(names):
+        if not name or name in names[:i]:
+            return f"has {repr(name) + ' twice' if name else 'an empty name'}; must be distinct names, as in 'cat,dog'"
+    return None
 
 
 def read_keys(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
@@ -109,6 +133,9 @@ class RunConfig:
     data_dir: str = field(metadata={"check": absolute_path})
     download: bool
     max_samples: int = between(0)
+    image_size: int = between(0)
+    image_channels: int = any_of(0, 1, 3)
+    class_names: str = field(metadata={"check": distinct_names})
     partition: str
     alpha: float = between(0, above=True)
     classes_per_client: int = between(1)

@@ -2,6 +2,7 @@
 
 from data.clients import ClientData, Description, Split, check, check_own, describe, load_client, load_own
 from data.datasets import DATASETS
+from data.inputs import read_inputs
 from data.partition import PARTITIONS
 
 __all__ = [
@@ -15,4 +16,5 @@ __all__ = [
     "describe",
     "load_client",
     "load_own",
+    "read_inputs",
 ]

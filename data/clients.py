@@ -3,19 +3,23 @@
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from common.config import RunConfig, one_of
+from common.config import RunConfig, one_of, split_names
 from common.errors import ConfigError, DataError
 from common.seeds import numpy_generator
-from data.datasets import DATASETS, ONLY_MODEL, Pool, Source, check_files, directory, load_pool
-from data.npz import Samples, check_alike, class_count, read_labels, read_samples
+from data.datasets import DATASETS, ONLY_MODEL, Pool, Source, check_files, data_directory, load_pool
+from data.files import entries, is_dir, is_file, status
+from data.images import Form, ImageFiles, class_folders, class_names, decoded, find_images, read_images
+from data.npz import Samples, check_alike, check_arrays, class_count, read_labels, read_samples
 from data.partition import PARTITIONS, Indices, Scheme, partition
 
 _OWN = "files per client, train/<i>.npz and test/<i>.npz with the arrays x and y, i from 0"
+_NODE = "train.npz and test.npz with the arrays x and y, or images in train/<class>/ and test/<class>/"
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +40,8 @@ class Split:
 class ClientData:
     """One client's samples; ``input_shape`` is that of one sample. The tensors may be shared: do not write into them.
 
-    ``train`` and ``test`` have at least one sample, ``validation`` may be empty.
+    ``train`` and ``test`` have at least one sample, ``validation`` may be empty. ``class_names``, empty if the data
+    have none, says what the labels mean, from 0; ``num_classes`` may be more.
     """
 
     train: Split
@@ -79,7 +84,7 @@ def check(config: RunConfig, *, files: bool = True) -> None:
     if not files:
         return
     if config.dataset == "npz-clients":
-        _check_own_files(directory(config, _OWN), None)
+        _check_own_files(_own_directory(config), None)
     else:
         check_files(config)
 
@@ -100,7 +105,7 @@ def load_client(config: RunConfig, partition_id: int, num_partitions: int) -> Cl
             ``num_partitions`` or the samples of this client are not shaped like those of client 0.
     """
     if config.dataset == "npz-clients":
-        folder = directory(config, _OWN)
+        folder = _own_directory(config)
         data = _load_numbered(folder, partition_id, num_partitions, config)
         if partition_id:
             first = _load_numbered(folder, 0, num_partitions, config)
@@ -110,33 +115,62 @@ def load_client(config: RunConfig, partition_id: int, num_partitions: int) -> Cl
     pool = load_pool(Source.of(config))
     own = _client_indices(Source.of(config), Scheme.of(config), num_partitions)[partition_id]
     train, validation, test = (_take(pool, rows) for rows in _split(own, partition_id, config))
-    return ClientData(train, validation, test, pool.num_classes, pool.x.shape[1:])
+    return ClientData(train, validation, test, pool.num_classes, pool.x.shape[1:], pool.class_names)
 
 
-def load_own(
-    directory: Path,
-    validation_fraction: float,
-    seed: int,
-    name: str,
-    *,
-    num_classes: int = 0,
-    max_samples: int = 0,
-) -> ClientData:
-    """Return the data of a node that has its own ``train.npz`` and ``test.npz``, arrays x and y, in ``directory``.
+def load_own(directory: Path, config: RunConfig, name: str, cache: Path | None = None) -> ClientData:
+    """Return the data of a node that has its own in ``directory``: two npz files, or folders of images.
 
-    The test file is taken whole; ``validation_fraction`` of the training file is for validation, drawn by ``seed`` and
-    the client's ``name``. ``num_classes`` 0 counts the classes of the two files; ``max_samples`` > 0 keeps at most
-    that many samples of the training file. Kept in memory until a file changes.
+    The files are ``train.npz`` and ``test.npz`` with the arrays x and y; the folders ``train/<class>/`` and
+    ``test/<class>/``, whose images are decoded to uint8 (n, channels, height, width) as ``image-size`` and
+    ``image-channels`` say. ``data.images.class_names`` says which label a folder has.
+
+    The test part is taken whole; ``validation-fraction`` of the training part is for validation, drawn by ``seed`` and
+    the client's ``name``; ``max-samples`` > 0 keeps at most that many samples of the training part. ``num-classes`` 0
+    counts the classes: of images those in the list, of npz files those up to the largest label. Kept in memory until a
+    file changes; decoded images also as a file in ``cache``, for processes that come after this one.
 
     Raises:
-        DataError: a file is missing or cannot be used, or a label does not fit into ``num_classes``.
+        DataError: there are neither or both, a file is missing or cannot be used, images differ in size or kind, a
+            folder is not in the list of classes, or a label does not fit into ``num-classes``.
     """
-    files = (directory / "train.npz", directory / "test.npz")
-    return _load_files(files, _stamps(files), validation_fraction, seed, name, num_classes, max_samples)
+    files, parts = _own_files_or_parts(directory)
+    cut = _Cut.of(config, name)
+    if files:
+        return _load_files(files, _stamps(files), cut, config.num_classes)
+    names = class_names(directory, parts, split_names(config.class_names), config.num_classes)
+    train, test = (find_images(part, names) for part in parts)
+    form = Form(config.image_size, config.image_channels)
+    return _load_images(train, test, form, cut, names, config.num_classes or len(names), cache)
 
 
 def check_own(directory: Path) -> None:
-    """TEMP."""
+    """Check what needs no run config: that ``load_own`` would find its files or folders.
+
+    Raises:
+        DataError: there are neither or both, or an array or the class folders are missing.
+    """
+    files, parts = _own_files_or_parts(directory)
+    for path in files:
+        check_arrays(path, ("x", "y"))
+    for part in parts:
+        find_images(part, [folder.name for folder in class_folders(part)])
+
+
+def _own_files_or_parts(directory: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Return the two npz files of a node, or its two folders of images; the other is empty."""
+    if not is_dir(directory):
+        raise DataError(f"{directory} is not a directory; it must have {_NODE}")
+    files = (directory / "train.npz", directory / "test.npz")
+    parts = (directory / "train", directory / "test")
+    has_files, has_images = any(map(is_file, files)), any(map(is_dir, parts))
+    if has_files == has_images:
+        found = "npz files and folders, of which one kind must go" if has_files else "neither npz files nor folders"
+        raise DataError(f"{directory} has {found}; it must have {_NODE}")
+    for part in parts if has_images else ():
+        if not is_dir(part):
+            raise DataError(f"{part} is not there; it must have the class folders of the {part.name} images")
+    return (files, ()) if has_files else ((), parts)
 
 
 def describe(config: RunConfig, num_clients: int) -> Description:
@@ -146,14 +180,11 @@ def describe(config: RunConfig, num_clients: int) -> Description:
         ConfigError, DataError: as ``load_client``; of ``npz-clients`` all labels are read, but only client 0's inputs.
     """
     if config.dataset == "npz-clients":
-        folder = directory(config, _OWN)
+        folder = _own_directory(config)
         labels, largest = _own_labels(folder, num_clients)
         num_classes = class_count(largest, config.num_classes, f"data-dir = {folder}")
         shape = load_client(config, 0, num_clients).input_shape
-        train = [
-            y[_split_own(len(y), config.validation_fraction, config.seed, str(i), config.max_samples)[0]]
-            for i, y in enumerate(labels)
-        ]
+        train = [y[_Cut.of(config, str(i)).of_training(len(y))[0]] for i, y in enumerate(labels)]
     else:
         pool = load_pool(Source.of(config))
         shape, num_classes = pool.x.shape[1:], pool.num_classes
@@ -176,11 +207,28 @@ def _split(own: Indices, partition_id: int, config: RunConfig) -> tuple[Indices,
     return own[test + validation :], own[test : test + validation], own[:test]
 
 
-def _split_own(n: int, fraction: float, seed: int, name: str, max_samples: int) -> tuple[Indices, Indices]:
-    """Return the training and validation part of a training file of ``n`` samples."""
-    order = numpy_generator(seed, "split", name).permutation(n)[: max_samples or n]
-    validation = min(round(len(order) * fraction), len(order) - 1)
-    return order[validation:], order[:validation]
+@dataclass(frozen=True)
+class _Cut:
+    """What determines how a client's own training part is divided."""
+
+    validation_fraction: float
+    seed: int
+    name: str
+    max_samples: int
+
+    @classmethod
+    def of(cls, config: RunConfig, name: str) -> Self:
+        return cls(config.validation_fraction, config.seed, name, config.max_samples)
+
+    def of_training(self, n: int) -> tuple[Indices, Indices]:
+        """Return the positions for training and those for validation in a training part of ``n`` samples."""
+        order = numpy_generator(self.seed, "split", self.name).permutation(n)[: self.max_samples or n]
+        validation = min(round(len(order) * self.validation_fraction), len(order) - 1)
+        return order[validation:], order[:validation]
+
+
+def _own_directory(config: RunConfig) -> Path:
+    return data_directory(config.dataset, config.data_dir, _OWN)
 
 
 def _own_files(folder: Path, i: int) -> tuple[Path, Path]:
@@ -188,18 +236,20 @@ def _own_files(folder: Path, i: int) -> tuple[Path, Path]:
 
 
 def _check_own_files(folder: Path, num_clients: int | None) -> None:
-    present = [path for path in (folder / "train").glob("*.npz") if path.stem.isdecimal()]
+    train = folder / "train"
+    names = entries(train) if is_dir(train) else []
+    present = [path for path in names if path.suffix == ".npz" and path.stem.isdecimal()]
     clients = num_clients if num_clients is not None else max(len(present), 1)
     for i in range(clients):
         for path in _own_files(folder, i):
-            if not path.is_file():
+            if not is_file(path):
                 raise DataError(
                     f"{path} is missing: the federation has {clients} clients, so {folder} must have {_OWN} "
                     f"to {clients - 1}"
                 )
     if len(present) > clients:
         raise DataError(
-            f"{folder / 'train'} has files of {len(present)} clients, the federation has {clients}: "
+            f"{train} has files of {len(present)} clients, the federation has {clients}: "
             f"start it with {len(present)} clients, or move the other files away"
         )
 
@@ -216,49 +266,63 @@ def _own_labels(folder: Path, num_clients: int) -> tuple[tuple[npt.NDArray[np.in
 def _load_numbered(folder: Path, i: int, num_clients: int, config: RunConfig) -> ClientData:
     _, largest = _own_labels(folder, num_clients)
     files = _own_files(folder, i)
-    return _load_files(
-        files,
-        _stamps(files),
-        config.validation_fraction,
-        config.seed,
-        str(i),
-        config.num_classes or largest + 1,
-        config.max_samples,
-    )
+    return _load_files(files, _stamps(files), _Cut.of(config, str(i)), config.num_classes or largest + 1)
 
 
-def _stamps(files: tuple[Path, Path]) -> tuple[tuple[int, int], ...]:
+def _stamps(files: tuple[Path, ...]) -> tuple[tuple[int, int], ...]:
     stamps = []
     for path in files:
-        if not path.is_file():
+        found = status(path)
+        if found is None:
             raise DataError(f"{path} is not there; it must be an npz file with the arrays x and y")
-        status = path.stat()
-        stamps.append((status.st_mtime_ns, status.st_size))
+        stamps.append((found.st_mtime_ns, found.st_size))
     return tuple(stamps)
 
 
 # A process of a simulation serves many clients in turn; a node has one. The stamps make an altered file be read anew.
 @lru_cache(maxsize=32)
 def _load_files(
-    files: tuple[Path, Path],
-    stamps: tuple[tuple[int, int], ...],
-    validation_fraction: float,
-    seed: int,
-    name: str,
-    num_classes: int,
-    max_samples: int,
+    files: tuple[Path, Path], stamps: tuple[tuple[int, int], ...], cut: _Cut, num_classes: int
 ) -> ClientData:
     train, test = (read_samples(path) for path in files)
     check_alike(train.x, test.x, (f"{files[0]}", f"{files[1]}"))
     for path, samples in zip(files, (train, test), strict=True):
         class_count(int(samples.y.max()), num_classes, f"{path}: array y")
-    own, validation = _split_own(len(train.y), validation_fraction, seed, name, max_samples)
+    own, validation = cut.of_training(len(train.y))
     return ClientData(
         _take(train, own),
         _take(train, validation),
         Split(torch.from_numpy(test.x), torch.from_numpy(test.y)),
         num_classes=num_classes or int(max(train.y.max(), test.y.max())) + 1,
         input_shape=train.x.shape[1:],
+    )
+
+
+# Images are large and a node has one directory: what was decoded before a change is not kept beside it.
+@lru_cache(maxsize=1)
+def _load_images(
+    train: ImageFiles,
+    test: ImageFiles,
+    form: Form,
+    cut: _Cut,
+    names: tuple[str, ...],
+    num_classes: int,
+    cache: Path | None,
+) -> ClientData:
+    own, validation = cut.of_training(len(train.files))
+    kept = np.sort(np.concatenate([own, validation]))
+    # All at once, so that the parts are checked against each other.
+    files = [*(train.files[i] for i in kept), *test.files]
+    stamps = [*(train.stamps[i] for i in kept), *test.stamps]
+    x = decoded(cache, (files, stamps, form), lambda: read_images(files, form, mixed=False))
+    training = Samples(x[: len(kept)], np.asarray(train.labels, dtype=np.int64)[kept])
+    return ClientData(
+        _take(training, np.searchsorted(kept, own)),
+        _take(training, np.searchsorted(kept, validation)),
+        Split(torch.from_numpy(x[len(kept) :]), torch.tensor(test.labels, dtype=torch.int64)),
+        num_classes,
+        x.shape[1:],
+        names,
     )
 
 

@@ -9,9 +9,11 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from common.config import RunConfig
+from common.config import RunConfig, split_names
 from common.errors import DataError
 from common.seeds import numpy_generator
+from data.files import entries, is_dir, is_file
+from data.images import Form, class_names, find_images, pool_parts, read_images
 from data.npz import Samples, check_alike, check_arrays, class_count, read_arrays, read_samples, to_inputs, to_labels
 from data.text import read_news
 
@@ -25,12 +27,14 @@ DATASETS = {
     "pathmnist": "28x28 colour tissue, 107,180 images, 9 classes; MedMNIST's pathmnist.npz in data-dir",
     "ag-news": "news as 200 word ids, 127,600 texts, 4 classes; ag_news_csv/ in data-dir; only for model=fasttext",
     "npz": "your own pooled file, partitioned like the others; data-dir is the file or its directory",
+    "image-folder": "your own images, partitioned like the others; data-dir/<class>/, or train/ and test/ with such",
     "npz-clients": "your own data, a file per client: data-dir/train/<i>.npz and data-dir/test/<i>.npz, arrays x and y",
 }
 
 # The only model that reads what a dataset has; every model of images or features reads the others.
 ONLY_MODEL = {"ag-news": "fasttext"}
 
+_FOLDERS = "class folders with images, in train/ and test/ or in itself"
 _POOL_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 _MED_PARTS = ("train", "val", "test")
 _IDX = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
@@ -76,21 +80,34 @@ class Source:
     num_classes: int
     max_samples: int
     seed: int
+    image_size: int
+    image_channels: int
+    class_names: str
 
     @classmethod
     def of(cls, config: RunConfig) -> Self:
         """Return the part of the run config that says which samples there are; the seed counts only to choose some."""
-        seed = config.seed if config.max_samples else 0
-        return cls(config.dataset, config.data_dir, config.download, config.num_classes, config.max_samples, seed)
+        return cls(
+            config.dataset,
+            config.data_dir,
+            config.download,
+            config.num_classes,
+            config.max_samples,
+            config.seed if config.max_samples else 0,
+            config.image_size,
+            config.image_channels,
+            config.class_names,
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """All samples: x as in ``Samples``; y int64 (n,), in [0, num_classes)."""
+    """All samples: x as in ``Samples``; y int64 (n,), in [0, num_classes); the classes' names if they are known."""
 
     x: npt.NDArray[Any]
     y: npt.NDArray[np.int64]
     num_classes: int
+    class_names: tuple[str, ...] = ()
 
 
 @lru_cache(maxsize=1)
@@ -98,20 +115,20 @@ def load_pool(source: Source) -> Pool:
     """Return the pool, training part first, test part last; read once per process. Do not write into its arrays.
 
     ``max_samples`` > 0 keeps that many samples, drawn uniformly, in their order. The number of classes is that of the
-    whole pool.
+    whole pool. Of ``image-folder``, where images are grey and in colour, all become RGB unless ``image_channels`` says
+    otherwise; only the images that are kept are decoded.
 
     Raises:
         DataError: a file is missing or cannot be used, or a label does not fit into ``num_classes``.
     """
+    if source.dataset == "image-folder":
+        return _read_folder(source)
     parts = _read(source)
     y = np.concatenate([part.y for part in parts])
     num_classes = class_count(int(y.max()), source.num_classes, f"dataset {source.dataset}")
     x = np.concatenate([part.x for part in parts]) if len(parts) > 1 else parts[0].x
-    if 0 < source.max_samples < len(y):
-        rng = numpy_generator(source.seed, "max-samples")
-        keep = np.sort(rng.choice(len(y), source.max_samples, replace=False))
-        x, y = x[keep], y[keep]
-    return Pool(x, y, num_classes)
+    keep = _kept(len(y), source)
+    return Pool(x, y, num_classes) if keep is None else Pool(x[keep], y[keep], num_classes)
 
 
 def check_files(config: RunConfig) -> None:
@@ -122,6 +139,9 @@ def check_files(config: RunConfig) -> None:
     """
     if config.dataset == "npz":
         check_arrays(find_pool_file(config.data_dir), _POOL_ARRAYS)
+    elif config.dataset == "image-folder":
+        folder = data_directory(config.dataset, config.data_dir, _FOLDERS)
+        class_names(folder, pool_parts(folder), split_names(config.class_names), config.num_classes)
     elif config.dataset in _OFFICIAL:
         if _to_fetch(config.dataset, config.data_dir, config.download):
             # Here, in one process: the clients' processes would all write the same files at the same time.
@@ -130,17 +150,17 @@ def check_files(config: RunConfig) -> None:
             check_arrays(Path(config.data_dir).expanduser() / "pathmnist.npz", _med_arrays())
 
 
-def directory(config: RunConfig, what: str) -> Path:
-    """Return ``data-dir`` as a directory that exists; ``what`` says for the message what belongs there.
+def data_directory(dataset: str, data_dir: str, what: str) -> Path:
+    """Return ``data_dir`` as a directory that exists; ``what`` says for the message what belongs there.
 
     Raises:
-        DataError: ``data-dir`` is empty or not a directory.
+        DataError: ``data_dir`` is empty or not a directory.
     """
-    if not config.data_dir:
-        raise DataError(f"dataset {config.dataset} needs data-dir, the directory that has {what}")
-    path = Path(config.data_dir).expanduser()
-    if not path.is_dir():
-        raise DataError(f"data-dir = {config.data_dir} is not a directory; it must have {what}")
+    if not data_dir:
+        raise DataError(f"dataset {dataset} needs data-dir, the directory that has {what}")
+    path = Path(data_dir).expanduser()
+    if not is_dir(path):
+        raise DataError(f"data-dir = {data_dir} is not a directory; it must have {what}")
     return path
 
 
@@ -154,13 +174,13 @@ def find_pool_file(data_dir: str) -> Path:
     if not data_dir:
         raise DataError(f"dataset npz needs data-dir, {wanted}, or a directory that has one")
     path = Path(data_dir).expanduser()
-    if not path.is_dir():
-        if not path.is_file():
+    if not is_dir(path):
+        if not is_file(path):
             raise DataError(f"data-dir = {data_dir} is not there; it must be {wanted}, or a directory that has one")
         return path
-    if (path / "data.npz").is_file():
+    if is_file(path / "data.npz"):
         return path / "data.npz"
-    files = sorted(path.glob("*.npz"))
+    files = [file for file in entries(path) if file.suffix == ".npz"]
     if len(files) != 1:
         found = f"{len(files)} other npz files" if files else "no npz file"
         raise DataError(
@@ -239,6 +259,27 @@ def _read(source: Source) -> Sequence[Samples]:
     return _read_official(source.dataset, Path(source.data_dir).expanduser(), download=fetch)
 
 
+def _read_folder(source: Source) -> Pool:
+    directory = data_directory(source.dataset, source.data_dir, _FOLDERS)
+    parts = pool_parts(directory)
+    names = class_names(directory, parts, split_names(source.class_names), source.num_classes)
+    found = [find_images(part, names) for part in parts]
+    files = [file for images in found for file in images.files]
+    y = np.concatenate([np.asarray(images.labels, dtype=np.int64) for images in found])
+    keep = _kept(len(y), source)
+    if keep is not None:
+        files, y = [files[i] for i in keep], y[keep]
+    x = read_images(files, Form(source.image_size, source.image_channels), mixed=True)
+    return Pool(x, y, source.num_classes or len(names), names)
+
+
+def _kept(n: int, source: Source) -> npt.NDArray[np.int64] | None:
+    """Return the sorted positions of the samples that ``max_samples`` keeps of ``n``, or None for all."""
+    if not 0 < source.max_samples < n:
+        return None
+    return np.sort(numpy_generator(source.seed, "max-samples").choice(n, source.max_samples, replace=False))
+
+
 def _read_digits() -> Samples:
     from sklearn.datasets import load_digits
 
@@ -268,7 +309,7 @@ def _to_fetch(dataset: str, data_dir: str, download: bool) -> bool:
         fetch = " (with download=true it is fetched into it)" if official.kind else ""
         raise DataError(f"dataset {dataset} needs data-dir, the directory that has {official.place}{fetch}")
     folder = Path(data_dir).expanduser() / official.folder
-    missing = next((folder / name for name in official.files if not (folder / name).is_file()), None)
+    missing = next((folder / name for name in official.files if not is_file(folder / name)), None)
     if missing and not (download and official.kind):
         way_out = "or set download=true" if official.kind else "Floret cannot download it"
         raise DataError(

@@ -36,6 +36,16 @@ def check_arrays(path: Path, names: Sequence[str]) -> None:
         pass
 
 
+def has_array(path: Path, name: str) -> bool:
+    """Return whether the npz file has an array of this name.
+
+    Raises:
+        DataError: it is not an npz file.
+    """
+    with _open(path, []) as file:
+        return name in file.files
+
+
 def read_arrays(path: Path, names: Sequence[str]) -> list[npt.NDArray[Any]]:
     """Return the arrays ``names`` of the file, as they are.
 

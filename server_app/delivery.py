@@ -19,7 +19,7 @@ _NODE_GONE = 5
 
 @dataclass
 class _Open:
-    """A message without an answer: as it was sent last, under which id, to which node, when; and the probe behind it."""
+    """A message without an answer: as it was sent last, under which id, where to, when; and the probe behind it."""
 
     message: Message
     message_id: str
@@ -33,11 +33,11 @@ class _Open:
 class Delivery(Grid):
     """Flower's grid for real nodes; what a node lost when it was killed reaches its client again.
 
-    Flower gives a message to a node once. A node that is started again has forgotten it, and without a registered key it
-    comes back under another id. So after ``patience`` seconds without an answer this grid looks whether the client is at
-    another node, and sends a question behind the message: a node handles messages one at a time and in order, so an
-    answer to the question, while the message itself has none, says that the message is lost. It is then sent again; that
-    a client gets a round's message twice is harmless (see ``client_app.state``).
+    Flower gives a message to a node once. A node that is started again has forgotten it, and without a registered key
+    it comes back under another id. So after ``patience`` seconds without an answer this grid looks whether the client
+    is at another node, and sends a question behind the message: a node handles messages one at a time and in order, so
+    an answer to the question, while the message itself has none, says that the message is lost. It is then sent again;
+    that a client gets a round's message twice is harmless (see ``client_app.state``).
 
     Args:
         grid: Flower's.

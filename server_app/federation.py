@@ -13,8 +13,8 @@ from strategies.core import Client, Roster, in_simulation
 
 log = logging.getLogger("flwr")
 
-# Seconds: how long a start waits for the other connected nodes once enough have answered, and after how long a node that
-# was refused is asked again (its user may have put the data right and started it again under the same key).
+# Seconds: how long a start waits for the other connected nodes once enough have answered, and after how long a node
+# that was refused is asked again (its user may have put the data right and started it again under the same key).
 _GRACE = 15.0
 _ASK_AGAIN = 30.0
 

@@ -363,7 +363,7 @@ def test_texts_and_a_model_of_images():
 def test_import_is_light():
     code = (
         "import data, sys; "
-        "print(sorted({'torchvision', 'sklearn', 'datasets', 'flwr_datasets', 'pandas'} & set(sys.modules)))"
+        "print(sorted({'torchvision', 'PIL', 'sklearn', 'datasets', 'flwr_datasets', 'pandas'} & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
@@ -612,43 +612,58 @@ def save_node(folder, n=20, classes=3):
     np.savez(folder / "test.npz", x=np.zeros((4, 5, 6), np.uint8), y=np.arange(4) % classes)
 
 
+def load_node(folder, name="a", **keys):
+    return data.load_own(folder, config(**{"validation_fraction": 0.0, **keys}), name)
+
+
 def test_a_nodes_own_files(tmp_path):
     save_node(tmp_path)
-    own = data.load_own(tmp_path, 0.25, 0, "ward 7")
+    quarter = {"validation_fraction": 0.25}
+    own = load_node(tmp_path, "ward 7", **quarter)
     assert (len(own.train), len(own.validation), len(own.test)) == (15, 5, 4)
     assert own.input_shape == (1, 5, 6)
     assert own.num_classes == 3
-    assert data.load_own(tmp_path, 0.25, 0, "ward 7") is own  # no second reading
-    assert not torch.equal(data.load_own(tmp_path, 0.25, 0, "ward 8").train.y, own.train.y)
-    assert not torch.equal(data.load_own(tmp_path, 0.25, 1, "ward 7").train.y, own.train.y)
-    assert len(data.load_own(tmp_path, 0.0, 0, "ward 7").validation) == 0
-    assert len(data.load_own(tmp_path, 0.0, 0, "ward 7", max_samples=6).train) == 6
-    assert data.load_own(tmp_path, 0.25, 0, "ward 7", num_classes=10).num_classes == 10
+    assert own.class_names == ()
+    # No second reading, also not for another learning rate.
+    assert load_node(tmp_path, "ward 7", **quarter, lr=0.5) is own
+    assert not torch.equal(load_node(tmp_path, "ward 8", **quarter).train.y, own.train.y)
+    assert not torch.equal(load_node(tmp_path, "ward 7", **quarter, seed=1).train.y, own.train.y)
+    assert len(load_node(tmp_path).validation) == 0
+    assert len(load_node(tmp_path, max_samples=6).train) == 6
+    assert load_node(tmp_path, num_classes=10).num_classes == 10
 
 
 def test_a_nodes_altered_file_is_read_anew(tmp_path):
     save_node(tmp_path)
-    assert len(data.load_own(tmp_path, 0.0, 0, "a").train) == 20
+    assert len(load_node(tmp_path).train) == 20
     save_node(tmp_path, n=30, classes=4)
-    own = data.load_own(tmp_path, 0.0, 0, "a")
+    own = load_node(tmp_path)
     assert len(own.train) == 30
     assert own.num_classes == 4
 
 
 def test_a_nodes_missing_or_useless_file(tmp_path):
-    assert message(data.load_own, tmp_path, 0.1, 0, "a") == (
-        f"{tmp_path}/train.npz is not there; it must be an npz file with the arrays x and y"
-    )
+    wanted = "it must have train.npz and test.npz with the arrays x and y, or images in train/<class>/ and test/<class>"
+    assert message(load_node, tmp_path) == f"{tmp_path} has neither npz files nor folders; {wanted}/"
+    assert message(load_node, tmp_path / "no") == f"{tmp_path}/no is not a directory; {wanted}/"
     save_node(tmp_path)
     np.savez(tmp_path / "test.npz", x=np.zeros((4, 5, 7), np.uint8), y=np.zeros(4, int))
-    assert "test.npz of shape (1, 5, 7)" in message(data.load_own, tmp_path, 0.1, 0, "a")
+    assert "test.npz of shape (1, 5, 7)" in message(load_node, tmp_path)
     np.savez(tmp_path / "test.npz", x=np.zeros((4, 5, 6), np.uint8))
-    assert message(data.load_own, tmp_path, 0.1, 0, "a") == f"{tmp_path}/test.npz: array y is missing; the file has x"
+    assert message(load_node, tmp_path) == f"{tmp_path}/test.npz: array y is missing; the file has x"
+    (tmp_path / "test.npz").unlink()
+    assert message(load_node, tmp_path) == (
+        f"{tmp_path}/test.npz is not there; it must be an npz file with the arrays x and y"
+    )
+    save_node(tmp_path)
+    (tmp_path / "test").mkdir()
+    text = message(load_node, tmp_path)
+    assert text == f"{tmp_path} has npz files and folders, of which one kind must go; {wanted}/"
 
 
 def test_a_single_sample_is_for_training(tmp_path):
     save_node(tmp_path, n=1)
-    own = data.load_own(tmp_path, 0.9, 0, "a")
+    own = load_node(tmp_path, validation_fraction=0.7)
     assert (len(own.train), len(own.validation)) == (1, 0)
 
 

@@ -32,7 +32,9 @@ def check_connection(options: NodeOptions) -> None:
             else:
                 _check_tls(connection, where, options)
     except ssl.SSLError as error:
-        raise FloretError(f"{where}: TLS failed ({error.reason}); if the SuperLink has no TLS, use --insecure") from error
+        raise FloretError(
+            f"{where}: TLS failed ({error.reason}); if the SuperLink has no TLS, use --insecure"
+        ) from error
     except ConnectionResetError as error:
         raise FloretError(f"{where}: hung up; is it the SuperLink's Fleet API, with TLS?") from error
     except OSError as error:

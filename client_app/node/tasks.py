@@ -92,8 +92,8 @@ def _handle(address: str, token: str, warm: Warm, go: Callable[[], bool]) -> Non
 def _answer(message: Message, context: Context, warm: Warm, go: Callable[[], bool]) -> Message:
     """Return the ClientApp's reply; if the process that worked on it was killed, a second one starts anew.
 
-    That loses nothing: what the first one did counts only once it is in the client's state, and a message that finds its
-    own outcome there starts from the state before it.
+    That loses nothing: what the first one did counts only once it is in the client's state, and a message that finds
+    its own outcome there starts from the state before it.
 
     Raises:
         LostError: there is no reply; the message says why.

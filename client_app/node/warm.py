@@ -28,7 +28,9 @@ class Warm:
         extra = ["flwr_datasets.partitioner", "sklearn.datasets", "torchvision.datasets"] if datasets else []
         self._context.set_forkserver_preload(["client_app.node.work", *extra])
 
-    def call(self, name: str, parts: list[bytes], arguments: tuple[Any, ...], seconds: float, go: Callable[[], bool]) -> bytes:
+    def call(
+        self, name: str, parts: list[bytes], arguments: tuple[Any, ...], seconds: float, go: Callable[[], bool]
+    ) -> bytes:
         """Run ``client_app.node.work.<name>`` and return the bytes that it answers.
 
         Args:
@@ -42,7 +44,7 @@ class Warm:
             LostError: it was killed, by this method or from elsewhere, or ended by itself.
         """
         here, there = self._context.Pipe()
-        process: ForkServerProcess = self._context.Process(target=_run, args=(name, there, *arguments))  # type: ignore[assignment]
+        process: ForkServerProcess = self._context.Process(target=_run, args=(name, there, *arguments))
         process.start()
         there.close()
         deadline = time.monotonic() + seconds

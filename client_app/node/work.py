@@ -26,8 +26,10 @@ def run(name: str, connection: Connection, *arguments: str) -> None:
     It also ends when nobody is at the other end of ``connection`` any more: a node that was killed must not leave a
     process behind that trains on and keeps the client's state from the node that comes after it.
     """
-    kind = {"answer": answer, "check": check}[name]
-    kind(connection, *arguments)
+    if name == "check":
+        check(connection, *arguments)
+    else:
+        answer(connection)
     connection.close()
     os._exit(0)
 

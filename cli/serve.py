@@ -1,0 +1,89 @@
+"""``floret predict`` and ``floret export``: a device uses its personal model."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from common.errors import FloretError
+from common.home import floret_home
+
+
+def _of_personal(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say which personal model is meant."""
+    for option in (
+        click.option("--device", default="cpu", show_default=True, help="Where to compute: cpu, cuda, ..."),
+        click.option("--client-name", help="Whose model; needed only if there are several."),
+        click.option("--method", help="Of which method; needed only if there are several."),
+        click.option("--federation", default="default", show_default=True, help="As in the run config."),
+        click.option(
+            "--state-dir", type=click.Path(path_type=Path), help="As of floret node. [default: ~/.floret/state]"
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@_of_personal
+@click.option("--input", "source", required=True, type=click.Path(path_type=Path), help="npz with x; image; folder.")
+@click.option("--output", type=click.Path(path_type=Path), help="Write the CSV here instead of showing it.")
+def predict(source: Path, output: Path | None, **which: Any) -> None:
+    """Classify inputs with a client's personal model, also while a federation is going on.
+
+    Prints a CSV with the class of each input and all scores. If an npz has labels y as well, the accuracy follows.
+    """
+    import torch
+
+    from data import read_inputs
+
+    personal = _personal(**which)
+    names, x, y = read_inputs(source, personal.config, personal.input_shape[0])
+    scores = personal.scores(torch.from_numpy(x))
+    classes = scores.argmax(1)
+    labels = personal.class_names or tuple(str(c) for c in range(personal.classes))
+    lines = [",".join(["input", "class", *(f"score {label}" for label in labels)])]
+    for name, c, row in zip(names, classes.tolist(), scores.tolist(), strict=True):
+        lines.append(",".join([_quoted(name), _quoted(labels[c]), *(f"{score:.6g}" for score in row)]))
+    text = "\n".join(lines) + "\n"
+    if output:
+        try:
+            output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise FloretError(f"--output {output}: cannot be written ({error.strerror})") from error
+    else:
+        click.echo(text, nl=False)
+    if y is not None:
+        right = int((classes == torch.from_numpy(y)).sum())
+        click.echo(f"accuracy {right / len(y):.6f}: {right} of {len(y)}", err=True)
+
+
+@click.command()
+@_of_personal
+@click.option("--output", required=True, type=click.Path(path_type=Path), help="model.pt2, or model.onnx.")
+def export(output: Path, **which: Any) -> None:
+    """Write a client's personal model as one file that needs no Floret.
+
+    A name in .pt2 gives a torch.export program, one in .onnx an ONNX model (pip install 'floret[onnx]').
+    """
+    kinds = {".pt2": "export", ".onnx": "export_onnx"}
+    if output.suffix not in kinds:
+        raise FloretError(f"--output {output}: must end in .pt2 (torch.export) or .onnx")
+    personal = _personal(**which)
+    getattr(personal, kinds[output.suffix])(output)
+    click.echo(
+        f"{output}: client {personal.client}, {personal.method}, round {personal.round}; input "
+        f"{str(personal.dtype).removeprefix('torch.')} {('batch', *personal.input_shape)}, {personal.classes} classes"
+    )
+
+
+def _personal(state_dir: Path | None, federation: str, method: str | None, client_name: str | None, device: str) -> Any:
+    from client_app.serving import find_personal, load_personal
+
+    store = find_personal(state_dir or floret_home() / "state", federation, method, client_name)
+    return load_personal(store, device)
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\n\r') else text

@@ -1,0 +1,203 @@
+"""A client's personal model in use: found in its state, built again without a server, made to predict and to travel."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from client_app.batches import normalise
+from client_app.client import ClientSetting, FloretClient
+from client_app.runtime import device_of
+from client_app.state import ClientState, FileStore
+from common.config import RunConfig, one_of, read_keys
+from common.errors import FloretError
+from common.registry import load_class
+from data import ClientData, Split
+
+_BATCH = 256
+
+
+class Served(nn.Module):
+    """The personal model from inputs as they are in a file to scores.
+
+    Args:
+        model: from normalised inputs to scores.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores, (batch, classes); the class with the highest is the answer.
+
+        ``x`` is what the client trained on: uint8 images 0..255, (batch, channels, height, width); float32 images or
+        features; or word ids, int32 (batch, words).
+        """
+        return self.model(normalise(x))  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Personal:
+    """A client's personal model, ready for use.
+
+    Attributes:
+        module: from inputs to scores, in evaluation mode.
+        client, federation, method, round: whose it is, and after which round.
+        input_shape, dtype: of one input.
+        classes: how many, and their names if the data have any.
+        config: the run config that it was trained under.
+    """
+
+    module: Served
+    client: str
+    federation: str
+    method: str
+    round: int
+    input_shape: tuple[int, ...]
+    dtype: torch.dtype
+    classes: int
+    class_names: tuple[str, ...]
+    config: RunConfig
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Return scores, (n, classes), of inputs of any number; the result is on the CPU.
+
+        Raises:
+            FloretError: the inputs are not like those that the model was trained on.
+        """
+        if tuple(x.shape[1:]) != self.input_shape or x.dtype != self.dtype:
+            have, want = (_described(shape, kind) for shape, kind in ((x.shape[1:], x.dtype), self._kind()))
+            raise FloretError(f"the inputs are {have}, the model takes {want}")
+        device = next(self.module.parameters()).device
+        with torch.no_grad():
+            return torch.cat([self.module(part.to(device)).cpu() for part in torch.split(x, _BATCH)])
+
+    def export(self, path: Path) -> None:
+        """Write a program of torch.export that needs no Floret: ``torch.export.load(path).module()(x)``.
+
+        The file ``floret.json`` in it says what it is.
+
+        Raises:
+            FloretError: ``path`` cannot be written.
+        """
+        batch = torch.export.Dim("batch", min=1)
+        program = torch.export.export(self.module, (self._example(),), dynamic_shapes=({0: batch},))
+        try:
+            torch.export.save(program, path, extra_files={"floret.json": json.dumps(self.about(), indent=1)})
+        except (OSError, RuntimeError) as error:
+            raise FloretError(f"{path}: cannot be written ({error})") from error
+
+    def export_onnx(self, path: Path) -> None:
+        """Write an ONNX model with input ``x`` and output ``scores``.
+
+        Raises:
+            FloretError: the extra is not installed, or ``path`` cannot be written.
+        """
+        try:
+            import onnxscript  # noqa: F401 - torch.onnx needs it and says so less clearly
+        except ImportError as error:
+            raise FloretError("ONNX needs an extra: pip install 'floret[onnx]'") from error
+        batch = torch.export.Dim("batch", min=1)
+        program = torch.export.export(self.module, (self._example(),), dynamic_shapes=({0: batch},))
+        onnx = torch.onnx.export(program, input_names=["x"], output_names=["scores"], dynamo=True, verbose=False)
+        assert onnx is not None
+        onnx.model.metadata_props["floret"] = json.dumps(self.about())
+        try:
+            onnx.save(str(path))
+        except OSError as error:
+            raise FloretError(f"{path}: cannot be written ({error.strerror})") from error
+
+    def about(self) -> dict[str, Any]:
+        """Return what the model is, for whoever gets the file."""
+        return {
+            "client": self.client,
+            "federation": self.federation,
+            "method": self.method,
+            "round": self.round,
+            "input": {"shape": ["batch", *self.input_shape], "dtype": str(self.dtype).removeprefix("torch.")},
+            "output": {"shape": ["batch", self.classes], "meaning": "scores; the class with the highest is the answer"},
+            "classes": list(self.class_names),
+        }
+
+    def _kind(self) -> tuple[tuple[int, ...], torch.dtype]:
+        return self.input_shape, self.dtype
+
+    def _example(self) -> Tensor:
+        device = next(self.module.parameters()).device
+        return torch.zeros(2, *self.input_shape, dtype=self.dtype, device=device)
+
+
+def _described(shape: Any, dtype: torch.dtype) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {tuple(shape)} each"
+
+
+def find_personal(state_dir: Path, federation: str, method: str | None, client: str | None) -> FileStore:
+    """Return the state of the client that is meant; what is left open must be clear from what is there.
+
+    Raises:
+        FloretError: there is none, or more than one; names the choices.
+    """
+    if not state_dir.is_dir():
+        raise FloretError(f"--state-dir {state_dir}: is not a directory")
+    method = _the_one(state_dir / federation, "--method", method)
+    client = _the_one(state_dir / federation / method, "--client-name", client)
+    return FileStore(state_dir / federation / method / client, sync=True)
+
+
+def _the_one(folder: Path, option: str, wanted: str | None) -> str:
+    there = sorted(path.name for path in _folders(folder))
+    if not there:
+        raise FloretError(f"{folder}: no client has a state here yet; see --state-dir and --federation")
+    if wanted is None and len(there) > 1:
+        raise FloretError(f"{option} is needed: {folder} has {', '.join(there)}")
+    wrong = one_of(wanted, there) if wanted else None
+    if wrong:
+        raise FloretError(f"{option} {wanted!r}: {wrong}")
+    return wanted or there[0]
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    if folder.is_dir():
+        yield from (path for path in folder.iterdir() if path.is_dir())
+
+
+def load_personal(store: FileStore, device: str = "cpu") -> Personal:
+    """Build the newest intact personal model in ``store``; a federation may be going on there.
+
+    Raises:
+        FloretError: there is none, or what is written there is of another version of Floret.
+    """
+    state = ClientState(store)
+    if not state.round:
+        raise FloretError(f"{store.directory}: has no personal model yet")
+    about = state.about
+    try:
+        config = replace(read_keys(RunConfig, about["config"]), device=device)
+        inputs = about["inputs"]
+        shape, dtype = tuple(inputs["shape"]), getattr(torch, inputs["dtype"])
+        message = {**about["message"], "names": []}
+        classes = int(message["num-classes"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FloretError(f"{store.directory}: was written by another version of Floret") from error
+    nothing = Split(torch.zeros(0, *shape, dtype=dtype), torch.zeros(0, dtype=torch.int64))
+    data = ClientData(nothing, nothing, nothing, classes, shape)
+    setting = ClientSetting(about["client"], config, data, state, device_of(device))
+    client = load_class("client_app.methods", config.method, FloretClient)(setting)
+    client.begin([], message)
+    return Personal(
+        module=Served(client.serving()).eval(),
+        client=about["client"],
+        federation=config.federation,
+        method=config.method,
+        round=state.round,
+        input_shape=shape,
+        dtype=dtype,
+        classes=classes,
+        class_names=tuple(inputs["classes"]),
+        config=config,
+    )

@@ -1,0 +1,262 @@
+"""The user's own images, a folder for each class, as torchvision's ImageFolder wants them: decoded once, to arrays."""
+
+import hashlib
+import io
+import logging
+import os
+import stat
+import unicodedata
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from common.config import nearest
+from common.durable import write_whole
+from common.errors import DataError, one_line
+from data.files import entries, is_dir, is_file, status
+
+log = logging.getLogger("flwr")
+
+EXTENSIONS = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+CLASS_FILE = "classes.txt"
+
+# A file is read as one of these, whatever its name says: Pillow knows formats that run other programs.
+_FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+_GREY = ("1", "L", "LA")
+
+
+@dataclass(frozen=True)
+class Form:
+    """What images become: ``size`` 0 as they are, else that many pixels a side; ``channels`` 0, 1 (grey) or 3 (RGB)."""
+
+    size: int
+    channels: int
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """The images of one part, in order of their classes' names, then of their own; one that was altered is not equal.
+
+    ``files`` are the paths, ``labels`` the classes, ``stamps`` the times of change in nanoseconds and sizes in bytes.
+    """
+
+    files: tuple[str, ...]
+    labels: tuple[int, ...]
+    stamps: tuple[tuple[int, int], ...]
+
+
+def pool_parts(directory: Path) -> list[Path]:
+    """Return the directories of a pool that have class folders: ``train/`` and ``test/``, or the directory itself.
+
+    Raises:
+        DataError: there is one half only.
+    """
+    parts = [directory / "train", directory / "test"]
+    there = [part for part in parts if is_dir(part)]
+    if len(there) == 2:
+        return parts
+    # Alone, either may be a class. If it has folders itself, it is a half, and what is beside it would be lost.
+    if there and class_folders(there[0]):
+        missing = "test" if there[0].name == "train" else "train"
+        raise DataError(
+            f"{directory} has {there[0].name}/ with class folders, but no {missing}/: put class folders into both, "
+            f"or all of them into {directory} itself"
+        )
+    return [directory]
+
+
+def class_folders(part: Path) -> list[Path]:
+    """Return the folders in ``part``, sorted by name; hidden ones are left out."""
+    return [path for path in entries(part) if is_dir(path)]
+
+
+def class_names(directory: Path, parts: Sequence[Path], names: tuple[str, ...], num_classes: int) -> tuple[str, ...]:
+    """Return the classes in the order of their labels.
+
+    They are ``names``, those of the key ``class-names``; if it is empty, those of the file ``classes.txt`` in
+    ``directory``; without it, the names of all class folders of ``parts``, sorted. ``num_classes`` is the key, or 0.
+
+    Raises:
+        DataError: a part has no class folders, a folder is not in the list, the file cannot be read or names a class
+            twice, or the list is longer than ``num-classes`` allows.
+    """
+    folders = [folder for part in parts for folder in _some_folders(part)]
+    source = "class-names"
+    if not names and is_file(directory / CLASS_FILE):
+        names, source = _listed(directory / CLASS_FILE), str(directory / CLASS_FILE)
+    if not names:
+        names, source = tuple(sorted({_name(folder) for folder in folders})), str(directory)
+    for folder in folders:
+        if _name(folder) not in names:
+            hint = nearest(_name(folder), names) or f"; they are {', '.join(names)}"
+            raise DataError(f"{folder} is not one of the classes of {source}{hint}")
+    if 0 < num_classes < len(names):
+        raise DataError(f"{source} has {len(names)} classes; num-classes = {num_classes} must be at least that, or 0")
+    return names
+
+
+def find_images(part: Path, names: Sequence[str]) -> ImageFiles:
+    """Return the images in the class folders of ``part`` and in the folders below them, links followed.
+
+    An image is what ``EXTENSIONS`` names, in capitals or not; hidden and other files and hidden folders are left out.
+
+    Raises:
+        DataError: there is none, or one is not a regular file, or a folder cannot be read.
+    """
+    files, labels, stamps = [], [], []
+    for folder in _some_folders(part):
+        label = names.index(_name(folder))
+        for path in _walk(folder):
+            found = status(path)
+            if found is None or not stat.S_ISREG(found.st_mode):
+                raise DataError(f"{path} is not a file (a link to nothing, or a device)")
+            files.append(path)
+            labels.append(label)
+            stamps.append((found.st_mtime_ns, found.st_size))
+    if not files:
+        raise DataError(f"{part} has no images: put files ending in {', '.join(EXTENSIONS)} into its class folders")
+    return ImageFiles(tuple(files), tuple(labels), tuple(stamps))
+
+
+def read_images(files: Sequence[str], form: Form, *, mixed: bool) -> npt.NDArray[np.uint8]:
+    """Decode images, turned as their EXIF orientation says, to uint8 (n, channels, height, width).
+
+    Grey are modes 1 and L with or without alpha, all else is colour; alpha is dropped, and of several frames the first
+    is taken. With ``channels`` 0 the result has one channel if all are grey, three if all are in colour, and of a
+    mixture three if ``mixed``. Resizing is bilinear with antialiasing and does not keep proportions.
+
+    Raises:
+        DataError: names the first image that cannot be decoded, has more than 8 bits a channel, or differs from the
+            first in size, or in kind if not ``mixed``.
+    """
+    pixels = np.empty((0, 1, 0, 0), dtype=np.uint8)
+    with warnings.catch_warnings():
+        from PIL import Image
+
+        warnings.simplefilter("ignore")  # of what a file has beside its pixels
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        for i, file in enumerate(files):
+            image = _decode(file, form)
+            if i == 0:
+                pixels = np.empty((len(files), *image.shape), dtype=np.uint8)
+            if image.shape[1:] != pixels.shape[2:]:
+                raise DataError(
+                    f"{file} is {_size(image)} pixels, {files[0]} is {_size(pixels[0])}; make them the same size, "
+                    "or set image-size, to which all are resized"
+                )
+            if len(image) != pixels.shape[1]:
+                if not mixed:
+                    kinds = ("grey", "in colour") if len(image) == 1 else ("in colour", "grey")
+                    raise DataError(f"{file} is {kinds[0]}, {files[0]} is {kinds[1]}; set image-channels to 1 or 3")
+                if pixels.shape[1] == 1:
+                    pixels = np.repeat(pixels, 3, axis=1)
+            pixels[i] = image
+    return pixels
+
+
+def decoded(cache: Path | None, key: object, decode: Callable[[], npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
+    """Return what ``decode`` returned for this ``key`` the last time, from a file in ``cache``; there is one for each.
+
+    A file that cannot be read, or a cache that cannot be written, costs decoding again and nothing else.
+    """
+    if cache is None:
+        return decode()
+    name = f"images-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}.npy"
+    try:
+        with (cache / name).open("rb") as file:
+            pixels: npt.NDArray[np.uint8] = np.load(file, allow_pickle=False)
+            return pixels
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, EOFError) as error:
+        log.warning("%s: is decoded anew (%s)", cache / name, one_line(error))
+    pixels = decode()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        for old in cache.glob("images-*.npy"):
+            old.unlink()
+        content = io.BytesIO()
+        np.save(content, pixels, allow_pickle=False)
+        write_whole(cache / name, content.getvalue(), sync=False)
+    except OSError as error:
+        log.warning("%s: decoded images are not kept (%s)", cache, error.strerror)
+    return pixels
+
+
+def _some_folders(part: Path) -> list[Path]:
+    folders = class_folders(part)
+    if not folders:
+        raise DataError(f"{part} has no class folders; an image goes into {part}/<class>/")
+    return folders
+
+
+def _name(folder: Path) -> str:
+    # Composed, because macOS may store an accent as a character of its own, and the class is the same.
+    return unicodedata.normalize("NFC", folder.name)
+
+
+def _listed(path: Path) -> tuple[str, ...]:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as text in UTF-8 ({one_line(error)})") from error
+    names = tuple(unicodedata.normalize("NFC", line.strip()) for line in lines if line.strip())
+    if not names:
+        raise DataError(f"{path}: is empty; it must have the name of a class on each line")
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise DataError(f"{path}: has {name!r} twice; each class has one line")
+    return names
+
+
+def _walk(folder: Path) -> Iterator[str]:
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{error.filename}: cannot be listed ({error.strerror})") from error
+
+    seen = {str(above) for above in Path(os.path.realpath(folder)).parents}
+    for place, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
+        # A link may lead back to where it came from, or above it, where the other classes are.
+        real = os.path.realpath(place)
+        folders[:] = [] if real in seen else sorted(name for name in folders if not name.startswith("."))
+        if real not in seen:
+            yield from (
+                os.path.join(place, name)
+                for name in sorted(files)
+                if not name.startswith(".") and name.lower().endswith(EXTENSIONS)
+            )
+        seen.add(real)
+
+
+def _decode(file: str, form: Form) -> npt.NDArray[np.uint8]:
+    """Return one image, uint8 (channels, height, width)."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        with Image.open(file, formats=_FORMATS) as opened:
+            if opened.mode.startswith(("I", "F")):
+                raise DataError(
+                    f"{file}: has more than 8 bits a channel (mode {opened.mode}); save it with the range that counts "
+                    "as 0 to 255"
+                )
+            channels = form.channels or (1 if opened.mode in _GREY else 3)
+            image = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
+        if form.size:
+            image = image.resize((form.size, form.size), Image.Resampling.BILINEAR)
+        pixels: npt.NDArray[np.uint8] = np.asarray(image)
+    except DataError:
+        raise
+    except UnidentifiedImageError as error:
+        raise DataError(f"{file}: cannot be decoded (it is no image, or not complete)") from error
+    except Exception as error:  # Pillow's decoders raise whatever the bytes lead to
+        raise DataError(f"{file}: cannot be decoded ({one_line(error) or type(error).__name__})") from error
+    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def _size(image: npt.NDArray[Any]) -> str:
+    """Return ``"width x height"`` of an image (channels, height, width)."""
+    return f"{image.shape[2]} x {image.shape[1]}"
