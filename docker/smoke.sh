@@ -11,7 +11,7 @@ user=$(id -u):$(id -g)
 [[ $user != 0:* ]] || user=1000:1000
 
 unset COMPOSE_FILE COMPOSE_PROFILES
-export COMPOSE_PROJECT_NAME=floret-smoke FLORET_USER=${FLORET_USER:-$user} FLORET_BIND=127.0.0.1
+export COMPOSE_PROJECT_NAME=floret-smoke-$$ FLORET_USER=${FLORET_USER:-$user} FLORET_BIND=127.0.0.1
 export FLORET_RUNS=$work/runs FLORET_CERTIFICATES=$work/certificates
 export FLORET_FLEET_PORT=${FLORET_FLEET_PORT:-19092} FLORET_CONTROL_PORT=${FLORET_CONTROL_PORT:-19093}
 files=(-f "$here/compose.yaml")
@@ -107,7 +107,7 @@ PYTHON
 report_there() { [[ -s $(echo "$work"/runs/*/report.html) && -s $(echo "$work"/runs/*/summary.json) ]]; }
 
 rounds=8
-config="method=\"fedper\" rounds=$rounds local-epochs=250 client-state=\"fresh\" round-timeout=150.0"
+config="method=\"fedper\" min-clients=3 rounds=$rounds local-epochs=250 client-state=\"fresh\" round-timeout=150.0"
 
 echo "Floret in containers, as user $FLORET_USER, in $work"
 check "the image is built" compose build
@@ -170,7 +170,7 @@ eventually 120 "an unregistered node is turned away" \
 check "no node is online" online 0
 check "the keys of the three nodes are registered" "$here/register.sh" "$work"/certificates/nodes/node-?.pub
 eventually 180 "all nodes are online" online 3
-check "a run over TLS" run 'method="fedper" rounds=2 local-epochs=1'
+check "a run over TLS" run 'method="fedper" min-clients=3 rounds=2 local-epochs=1'
 check "it ends with a report on the host" report_there
 stranger() {
   within 90 compose run --rm --no-TTY --no-deps --volume "$work/certificates/nodes/stranger:/stranger:ro" --entrypoint floret \
