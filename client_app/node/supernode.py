@@ -49,7 +49,7 @@ def main() -> None:
     """Run the SuperNode with the arguments of ``flower-supernode``."""
     threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     # The module uses nothing else of ``time``; the tests of real nodes would show it if another version did.
-    start_client_internal.time = SimpleNamespace(sleep=Pace().sleep)  # type: ignore[assignment]
+    start_client_internal.time = SimpleNamespace(sleep=Pace().sleep)  # type: ignore[attr-defined, assignment]
     sys.argv[0] = "flower-supernode"
     flower_supernode()
 

@@ -58,7 +58,9 @@ def serve(address: str, warm: Warm, go: Callable[[], bool]) -> None:
 
 
 def _channel(address: str, token: str | None) -> grpc.Channel:
-    interceptors = [RuntimeVersionClientInterceptor(component_name="flwr-clientapp")]
+    interceptors: list[grpc.UnaryUnaryClientInterceptor] = [
+        RuntimeVersionClientInterceptor(component_name="flwr-clientapp")
+    ]
     if token:
         interceptors.append(AppIoTokenClientInterceptor(token))
     return create_channel(server_address=address, insecure=True, interceptors=interceptors)

@@ -21,34 +21,35 @@ from data import check_own
 
 
 def run(name: str, connection: Connection, *arguments: str) -> None:
-    """Call the function ``name`` of this module and end the process at once.
-
-    It also ends when nobody is at the other end of ``connection`` any more: a node that was killed must not leave a
-    process behind that trains on and keeps the client's state from the node that comes after it.
-    """
+    """Call the function ``name`` of this module."""
     if name == "check":
         check(connection, *arguments)
     else:
         answer(connection)
-    connection.close()
-    os._exit(0)
-
-
-def _end_with(connection: Connection) -> None:
-    wait([connection])
-    os._exit(1)
 
 
 def answer(connection: Connection) -> None:
-    """Take a message and its context from ``connection``, as protocol buffers, and send back the ClientApp's reply."""
+    """Take a message and its context from ``connection``, as protocol buffers, and send back the ClientApp's reply.
+
+    The process ends at once when nobody is at the other end any more: a node that was killed must not leave a process
+    behind that trains on and keeps the client's state from the node that comes after it.
+    """
     message_id = connection.recv_bytes().decode()
     message: Message = message_from_proto(ProtoMessage.FromString(connection.recv_bytes()))
     message.metadata.__dict__["_message_id"] = message_id
     context = context_from_proto(ProtoContext.FromString(connection.recv_bytes()))
-    # From here on nothing more comes, so the connection is readable only when its other end is closed.
-    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
-    reply = app(message, context)
-    connection.send_bytes(message_to_proto(reply).SerializeToString())
+    answered = threading.Event()
+
+    def end_with_the_node() -> None:
+        # Nothing more comes, so the connection is readable only when its other end is closed.
+        wait([connection])
+        if not answered.is_set():
+            os._exit(1)
+
+    threading.Thread(target=end_with_the_node, daemon=True).start()
+    reply = message_to_proto(app(message, context)).SerializeToString()
+    answered.set()
+    connection.send_bytes(reply)
 
 
 def check(connection: Connection, data_dir: str, device: str) -> None:

@@ -1,0 +1,189 @@
+"""Real processes on loopback: a SuperLink, nodes, runs; started, watched, killed and ended here."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import free_port, wait_for_port
+from tests.harness import ROOT
+
+BIN = Path(sys.executable).parent
+
+
+class Process:
+    """A child process with its log; ends with the test that started it."""
+
+    def __init__(self, command: list[str | Path], log: Path, env: dict[str, str], **options: Any) -> None:
+        self.log = log
+        with log.open("ab") as file:
+            self.popen = subprocess.Popen(
+                [str(part) for part in command],
+                env=env,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                cwd=log.parent,
+                **options,
+            )
+
+    def text(self) -> str:
+        """Return what it has printed, without colours."""
+        return re.sub(r"\x1b\[\d+m", "", self.log.read_text(errors="replace"))
+
+    def wait_for(self, pattern: str, seconds: float = 60, *, times: int = 1, since: int = 0) -> None:
+        """Return when the log, from character ``since`` on, has ``pattern``; fail when time is up or it has ended."""
+        deadline = time.monotonic() + seconds
+        while len(re.findall(pattern, self.text()[since:])) < times:
+            over = self.popen.poll() is not None
+            if over and len(re.findall(pattern, self.text()[since:])) >= times:
+                return
+            if over or time.monotonic() > deadline:
+                raise AssertionError(f"no {pattern!r} in:\n{self.text()[-6000:]}")
+            time.sleep(0.1)
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal, and wait for the end."""
+        self.popen.send_signal(number)
+        self.popen.wait(30)
+
+    def end(self) -> None:
+        """Stop it in good order, or else by force."""
+        if self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGCONT)
+            self.popen.terminate()
+            try:
+                self.popen.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+
+@dataclass
+class Deployment:
+    """A SuperLink on free ports with its database, and what joins it.
+
+    Args:
+        folder: everything is below it.
+        tls: the SuperLink's options for TLS and node authentication; none for plain connections.
+    """
+
+    folder: Path
+    tls: list[str | Path] = field(default_factory=list)
+    processes: list[Process] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.fleet, self.control, self.appio = free_port(), free_port(), free_port()
+        self.output = self.folder / "runs"
+        self.env = {
+            **{key: value for key, value in os.environ.items() if not key.startswith(("FLWR_", "FLORET_"))},
+            "FLWR_HOME": str(self.folder / "flwr"),
+            "FLORET_HOME": str(self.folder / "floret"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "NO_COLOR": "1",
+        }
+        (self.folder / "flwr").mkdir(parents=True)
+        ca = [part for flag, part in zip(self.tls, self.tls[1:], strict=False) if flag == "--ssl-ca-certfile"]
+        secure = f'root-certificates = "{ca[0]}"' if ca else "insecure = true"
+        (self.folder / "flwr" / "config.toml").write_text(
+            f'[superlink]\ndefault = "dep"\n\n[superlink.dep]\naddress = "127.0.0.1:{self.control}"\n{secure}\n'
+        )
+        self.superlink = self.start_superlink()
+
+    def start(self, name: str, command: list[str | Path], **options: Any) -> Process:
+        """Start a process; its log is ``<name>.log``."""
+        process = Process(command, self.folder / f"{name}.log", self.env, **options)
+        self.processes.append(process)
+        return process
+
+    def start_superlink(self) -> Process:
+        """Start the SuperLink, again on the same ports and database if it was there before."""
+        ports = ["--fleet-api-address", f"127.0.0.1:{self.fleet}", "--control-api-address", f"127.0.0.1:{self.control}"]
+        self.superlink = self.start(
+            "superlink",
+            [
+                *(BIN / "flower-superlink", *(self.tls or ["--insecure"]), *ports),
+                *("--serverappio-api-address", f"127.0.0.1:{self.appio}", "--database", self.folder / "superlink.db"),
+            ],
+        )
+        wait_for_port(self.fleet, self.superlink.popen, self.superlink.log)
+        wait_for_port(self.control, self.superlink.popen, self.superlink.log)
+        return self.superlink
+
+    def node(self, name: str, *arguments: str | Path, wait: bool = True, **options: Any) -> Process:
+        """Start ``floret node``; without ``--superlink`` among the arguments, for this SuperLink."""
+        join = [] if "--superlink" in arguments else ["--superlink", f"127.0.0.1:{self.fleet}"]
+        safe = [] if self.tls or "--insecure" in arguments else ["--insecure"]
+        kept: list[str | Path] = [] if "--state-dir" in arguments else ["--state-dir", self.folder / f"state-{name}"]
+        known = [] if "--client-name" in arguments else ["--client-name", name]
+        process = self.start(name, [BIN / "floret", "node", *join, *safe, *known, *kept, *arguments], **options)
+        if wait:
+            since = 0 if process.text().count("SuperNode ID") == 0 else len(process.text())
+            process.wait_for("SuperNode ID", 90, since=since)
+        return process
+
+    def nodes(self, count: int) -> list[Process]:
+        """Start nodes ``a``, ``b``, ... with a partition of digits each."""
+        started = [self.node("abcdefgh"[i], "--partition", f"{i}/{count}", wait=False) for i in range(count)]
+        for process in started:
+            process.wait_for("SuperNode ID", 90)
+        return started
+
+    def run(self, **keys: Any) -> Process:
+        """Start ``flwr run`` with run-config keys: ``min_clients=2`` for ``min-clients=2``, ``pfakd__beta``."""
+        values = {"output_dir": str(self.output), "round_timeout": 60.0} | keys
+        said = [f"{key.replace('__', '.').replace('_', '-')}={json.dumps(value)}" for key, value in values.items()]
+        name = f"run{sum(process.log.name.startswith('run') for process in self.processes)}"
+        return self.start(name, [BIN / "flwr", "run", ROOT, "dep", "--stream", "--run-config", " ".join(said)])
+
+    def end(self) -> None:
+        """End everything, what was started last first."""
+        for process in reversed(self.processes):
+            process.end()
+
+    def directory(self) -> Path:
+        """Return the run directory, the only one there is."""
+        (found,) = self.output.iterdir()
+        return found
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return the history of the only run."""
+        return [json.loads(line) for line in (self.directory() / "history.jsonl").read_text().splitlines()]
+
+    def rounds_kept(self, name: str, method: str = "fedper") -> list[int]:
+        """Return the rounds of the versions in a client's state, oldest first."""
+        folder = self.folder / f"state-{name}" / "default" / method / name
+        return [json.loads(path.read_text())["round"] for path in sorted(folder.glob("*.json"))]
+
+
+def finish(run: Process, seconds: float = 150) -> str:
+    """Wait until the run has ended well; return its log."""
+    run.wait_for("Report: ", seconds)
+    run.popen.wait(30)
+    return run.text()
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    """Return when the condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def children(pid: int) -> list[int]:
+    """Return the pids of all processes below ``pid``, parents first."""
+    found = []
+    for line in subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True).stdout.splitlines():
+        child, parent = map(int, line.split())
+        if parent == pid:
+            found += [child, *children(child)]
+    return found
