@@ -7,6 +7,7 @@ set -euo pipefail
 docker_folder=$(dirname "$0")
 
 for key in "$@"; do
+  [[ -r $key ]] || { echo "$key: cannot be read" >&2; exit 1; }
   if said=$(docker compose -f "$docker_folder/compose.yaml" -f "$docker_folder/compose.tls.yaml" \
     run --rm --no-TTY cli sh -c 'cat > /tmp/key.pub && flwr supernode register /tmp/key.pub compose' <"$key" 2>&1); then
     echo "$key: registered"

@@ -87,7 +87,7 @@ healthy() {
     [[ $(docker inspect --format '{{.State.Health.Status}}' "$COMPOSE_PROJECT_NAME-$name-1") == healthy ]] || return 1
   done
 }
-run() { within 300 compose run --rm --no-TTY cli floret run . compose --stream --run-config "$1"; }
+run() { within 300 compose run --rm --no-TTY run "$1"; }
 online() { [[ $(compose run --rm --no-TTY cli flwr supernode list compose 2>/dev/null | grep -c online) == "$1" ]]; }
 rounds_done() { cat "$work"/runs/*/history.jsonl 2>/dev/null | wc -l; }
 # What node-1 is doing, by its log: the last message that it received or answered.
