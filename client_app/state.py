@@ -37,6 +37,7 @@ class Moment:
         over: the round's training is over, so what came of it counts; else only what came of earlier rounds does.
         fresh: what other lineages left behind does not count.
         checkpointed: the last round that the server can go back to.
+        resumed: the rounds after which the run was resumed, in turn; what came later before that did not happen.
     """
 
     lineage: str = ""
@@ -44,6 +45,7 @@ class Moment:
     over: bool = False
     fresh: bool = False
     checkpointed: int = 0
+    resumed: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, message: Mapping[str, Any], config: RunConfig, *, over: bool) -> Self:
@@ -54,22 +56,33 @@ class Moment:
             over=over,
             fresh=config.client_state == "fresh",
             checkpointed=int(message["session.checkpointed"]),
+            resumed=tuple(message["session.resumed"]),
         )
 
+    def knows(self, version: "Version") -> bool:
+        """Return whether a version is of this lineage, and not of a future that a resume has undone."""
+        undone = any(version.round > back for back in self.resumed[version.attempt :])
+        return version.lineage == self.lineage and not undone
+
     def has_seen(self, version: "Version") -> bool:
-        """Return whether a version of this lineage is from before this moment."""
+        """Return whether a version that it knows is from before this moment."""
         return version.round < self.round or (self.over and version.round == self.round)
 
 
 @dataclass(frozen=True)
 class Version:
-    """The outcome of one round: its place among a client's versions, the round, and the lineage's first round here.
+    """The outcome of one round.
 
-    ``about`` says how to build the model again.
+    Attributes:
+        number: its place among a client's versions.
+        lineage, attempt, round: of the server; ``attempt`` counts how often the run had been resumed.
+        first: the first round of this lineage that the client took part in.
+        about: how to build the model again.
     """
 
     number: int
     lineage: str
+    attempt: int
     round: int
     first: int
     about: dict[str, Any] = field(default_factory=dict)
@@ -161,14 +174,14 @@ class ClientState:
         Raises:
             FloretError: they cannot be written; the state is as it was.
         """
-        lineage = self._moment.lineage
-        own = [version for version in self._versions if version.lineage == lineage]
+        moment = self._moment
+        own = [version for version in self._versions if moment.knows(version)]
         first = min([server_round, *(version.first for version in own)])
         number = max((version.number for version in self._versions), default=0) + 1
-        new = Version(number, lineage, server_round, first, about or {})
+        new = Version(number, moment.lineage, len(moment.resumed), server_round, first, about or {})
         self._store.write(new, tensors)
-        safe = [v for v in own if v.round <= min(self._moment.checkpointed, server_round - 1)]
-        others = [version for version in self._versions if version.lineage != lineage]
+        safe = [v for v in own if v.round <= min(moment.checkpointed, server_round - 1)]
+        others = [version for version in self._versions if version.lineage != moment.lineage]
         keep = {version.number for version in (self._version, *safe[:1], *others[:1]) if version}
         self._versions = [new, *(version for version in self._versions if version.number in keep)]
         self._store.keep(self._versions)
@@ -176,7 +189,7 @@ class ClientState:
 
     def _candidates(self) -> list[Version]:
         moment = self._moment
-        own = [version for version in self._versions if version.lineage == moment.lineage]
+        own = [version for version in self._versions if moment.knows(version)]
         others = [] if moment.fresh else [version for version in self._versions if version.lineage != moment.lineage]
         past = [version for version in own if moment.has_seen(version)]
         if not past and own and moment.round > own[-1].first:
@@ -197,7 +210,7 @@ class ContextStore:
     def versions(self, notes: list[str]) -> list[Version]:
         """Return the last version, if there is one."""
         kept: Any = self._record.config_records.get(MANIFEST)
-        return [Version(1, str(kept["lineage"]), int(kept["round"]), int(kept["first"]))] if kept else []
+        return [Version(1, kept["lineage"], kept["attempt"], kept["round"], kept["first"])] if kept else []
 
     def read(self, version: Version) -> dict[str, Tensor]:
         """Return its tensors."""
@@ -208,7 +221,12 @@ class ContextStore:
         """Replace the last version."""
         self._record[TENSORS] = to_record({name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()})
         self._record[MANIFEST] = ConfigRecord(
-            {"lineage": version.lineage, "round": version.round, "first": version.first}
+            {
+                "lineage": version.lineage,
+                "attempt": version.attempt,
+                "round": version.round,
+                "first": version.first,
+            }
         )
 
     def keep(self, versions: Iterable[Version]) -> None:
@@ -268,7 +286,9 @@ class FileStore:
                 notes.append(str(error))
                 continue
             found.append(
-                Version(int(path.stem), **{key: content[key] for key in ("lineage", "round", "first", "about")})
+                Version(
+                    int(path.stem), **{key: content[key] for key in ("lineage", "attempt", "round", "first", "about")}
+                )
             )
         return found
 

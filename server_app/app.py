@@ -61,6 +61,7 @@ def run(grid: Grid, context: Context) -> None:
     if checkpoint:
         strategy.restore(checkpoint.strategy)
         session.checkpointed = checkpoint.round
+        session.resumed = (*checkpoint.resumed, checkpoint.round)
     else:
         checkpoint = checkpoint_of(0, strategy.initial_arrays(), strategy, federation, 0.0)
         if config.checkpoint_every:

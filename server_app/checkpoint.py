@@ -21,7 +21,7 @@ KEPT = 2
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The server after ``round`` (0: before the first).
+    """The server after ``round`` (0: before the first); ``lineage`` and ``resumed`` are those of its session.
 
     ``arrays`` are the global tensors, ``strategy`` what the strategy remembers besides, ``about`` what the federation's
     data have in common, ``seconds`` how long the run has taken.
@@ -29,6 +29,7 @@ class Checkpoint:
 
     round: int
     lineage: str
+    resumed: tuple[int, ...]
     arrays: NamedArrays
     strategy: NamedArrays
     clients: list[Client]
@@ -49,6 +50,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     said = {
         "round": checkpoint.round,
         "lineage": checkpoint.lineage,
+        "resumed": checkpoint.resumed,
         "clients": [asdict(client) for client in checkpoint.clients],
         "about": checkpoint.about,
         "seconds": checkpoint.seconds,
@@ -83,6 +85,7 @@ def read_checkpoint(folder: Path) -> tuple[Checkpoint, list[str]]:
         checkpoint = Checkpoint(
             round=said["round"],
             lineage=said["lineage"],
+            resumed=tuple(said["resumed"]),
             arrays=_strip(tensors, GLOBAL),
             strategy=_strip(tensors, STRATEGY),
             clients=[Client(**client) for client in said["clients"]],

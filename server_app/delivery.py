@@ -15,11 +15,22 @@ log = logging.getLogger("flwr")
 
 # Flower's error for a message to a node that is no longer connected.
 _NODE_GONE = 5
+# Seconds between looks for a client that does not answer.
+_LOOK = 2.0
 
 
 @dataclass
 class _Open:
-    """A message without an answer: as it was sent last, under which id, where to, when; and the probe behind it."""
+    """A message without an answer.
+
+    Attributes:
+        message: as it was sent first.
+        message_id, node, sent: as it was sent last.
+        deadline: when nobody waits for the answer any more.
+        probe: the id of the question behind it, if there is one.
+        looked: when the client was looked for last.
+        gone: the answer that the node is gone, and since when; or None.
+    """
 
     message: Message
     message_id: str
@@ -28,6 +39,7 @@ class _Open:
     deadline: float
     probe: str = ""
     looked: float = 0.0
+    gone: tuple[Message, float] | None = None
 
 
 class Delivery(Grid):
@@ -37,18 +49,21 @@ class Delivery(Grid):
     it comes back under another id. So after ``patience`` seconds without an answer this grid looks whether the client
     is at another node, and sends a question behind the message: a node handles messages one at a time and in order, so
     an answer to the question, while the message itself has none, says that the message is lost. It is then sent again;
-    that a client gets a round's message twice is harmless (see ``client_app.state``).
+    that a client gets a round's message twice is harmless (see ``client_app.state``). A node that Flower reports as
+    gone is given ``grace`` seconds to come back.
 
     Args:
         grid: Flower's.
         federation: knows the clients.
-        patience: seconds before the first question, and between looks for clients that came back.
+        patience: seconds before the first question.
+        grace: seconds that a node which went away is waited for.
     """
 
-    def __init__(self, grid: Grid, federation: Federation, patience: float = 10.0) -> None:
+    def __init__(self, grid: Grid, federation: Federation, *, patience: float = 10.0, grace: float = 30.0) -> None:
         self._grid = grid
         self._federation = federation
         self._patience = patience
+        self._grace = grace
         self._open: dict[str, _Open] = {}
 
     def set_run(self, run: Any) -> None:
@@ -95,16 +110,33 @@ class Delivery(Grid):
         return replies
 
     def _pull(self, item: _Open) -> Message | None:
-        reply = next(iter(self._grid.pull_messages([item.message_id])), None)
         now = time.monotonic()
-        if reply is not None:
-            gone = reply.has_error() and reply.error.code == _NODE_GONE
-            return None if gone and self._moved(item, now) else reply
-        if now - item.sent < self._patience or now - item.looked < self._patience / 5:
+        if item.gone is None:
+            reply = next(iter(self._grid.pull_messages([item.message_id])), None)
+            if reply is not None and not (reply.has_error() and reply.error.code == _NODE_GONE):
+                return reply
+            if reply is not None:
+                item.gone = (reply, now)
+        waits = item.gone is not None or now - item.sent >= self._patience
+        if not waits or now - item.looked < _LOOK:
             return None
         item.looked = now
-        if self._moved(item, now):
+        self._federation.refresh()
+        client = self._federation.roster.at(item.node)
+        if item.gone is not None:
+            reply, since = item.gone
+            if client in self._federation.roster.present():
+                self._again(item, client.node_id, now)
+            elif now - since >= self._grace:
+                return reply
             return None
+        if client.node_id != item.node:
+            self._again(item, client.node_id, now)
+            return None
+        return self._probe(item, now)
+
+    def _probe(self, item: _Open, now: float) -> Message | None:
+        """Ask behind the message; when the question is answered and the message is not, the message is lost."""
         if not item.probe:
             probe = question(item.node, "describe", {}, max(item.deadline - now, 1.0))
             item.probe = next(iter(self._grid.push_messages([probe]))) or ""
@@ -117,25 +149,15 @@ class Delivery(Grid):
             return None
         reply = next(iter(self._grid.pull_messages([item.message_id])), None)
         if reply is None:
-            self._again(item, item.node, now, "was started again")
+            self._again(item, item.node, now)
         return reply
 
-    def _moved(self, item: _Open, now: float) -> bool:
-        """Send the message to where its client is now, if that is another node."""
-        self._federation.refresh()
-        client = self._federation.roster.at(item.node)
-        if client.node_id == item.node:
-            return False
-        self._again(item, client.node_id, now, "is at another node")
-        return True
-
-    def _again(self, item: _Open, node: int, now: float, why: str) -> None:
-        old = item.message
-        if item.deadline <= now:
+    def _again(self, item: _Open, node: int, now: float) -> None:
+        old, left = item.message, item.deadline - now
+        if left <= 0:
             return
-        message = Message(
-            old.content, node, old.metadata.message_type, ttl=item.deadline - now, group_id=old.metadata.group_id
-        )
+        message = Message(old.content, node, old.metadata.message_type, ttl=left, group_id=old.metadata.group_id)
         item.message_id = next(iter(self._grid.push_messages([message]))) or item.message_id
-        item.node, item.sent, item.probe = node, now, ""
-        log.warning("Client %s %s: its message is sent again", self._federation.roster.at(node).name, why)
+        item.node, item.sent, item.probe, item.gone = node, now, "", None
+        name = self._federation.roster.at(node).name
+        log.warning("Client %s was started again: its %s message is sent again", name, old.metadata.message_type)

@@ -77,6 +77,7 @@ def checkpoint_of(
     return Checkpoint(
         round=server_round,
         lineage=strategy.session.lineage,
+        resumed=strategy.session.resumed,
         arrays=arrays,
         strategy=strategy.kept(),
         clients=list(federation.roster),

@@ -140,7 +140,8 @@ def federate(
     grid = LocalGrid(values, clients, states, backwards=backwards, tamper=tamper)
     before = set(output.iterdir()) if output.exists() else set()
     run(grid, Context(run_id=run_id, node_id=0, node_config={}, state=RecordDict(), run_config=values))
-    directory = Path(keys["resume"]) if keys.get("resume") else (set(output.iterdir()) - before).pop()
+    new = set(output.iterdir()) - before
+    directory = new.pop() if new else max(before) if keys["resume"] == "latest" else Path(keys["resume"])
     history = [json.loads(line) for line in (directory / "history.jsonl").read_text().splitlines()]
     return Outcome(directory, history, json.loads((directory / "summary.json").read_text()), grid)
 

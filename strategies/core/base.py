@@ -21,6 +21,10 @@ from strategies.core.session import Session
 
 log = logging.getLogger("flwr")
 
+# Seconds that Flower keeps a message and its answer beyond ``round-timeout``: the answers that came in time are still
+# there when the wait for one that did not is over.
+LEEWAY = 60.0
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -103,6 +107,7 @@ class FloretStrategy(Strategy):
         self.refused: list[tuple[str, str]] = []
         self.notes: list[tuple[str, str]] = []
         self._asked: dict[str, int] = {}
+        self._silent: set[str] = set()
         self._arrays: NamedArrays = {}
         self._mean = WeightedMean()
         self.check()
@@ -214,11 +219,12 @@ class FloretStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return a message for each client that did not take part in this round; without arrays, unless they are the
-        model that clients use.
+        """Return a message for each client that did not take part in this round, but for those that were asked and did
+        not answer; without arrays, unless they are the model that clients use.
         """
         sent = arrays if self.serves_global else ArrayRecord()
-        absent = [client for client in self.roster.present() if client.name not in self.reports]
+        known = self.reports.keys() | self._silent
+        absent = [client for client in self.roster.present() if client.name not in known]
         return [self.message(client, MessageType.EVALUATE, sent, server_round, config) for client in absent]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -244,7 +250,7 @@ class FloretStrategy(Strategy):
 
     def start_round(self, arrays: NamedArrays) -> None:
         """Begin a round with the global ``arrays``: nobody was asked, nobody refused."""
-        self.reports, self.refused, self.notes, self._asked = {}, [], [], {}
+        self.reports, self.refused, self.notes, self._asked, self._silent = {}, [], [], {}, set()
         self._arrays = arrays
 
     def is_asked(self, name: str) -> bool:
@@ -310,13 +316,16 @@ class FloretStrategy(Strategy):
         )
         self._asked[client.name] = self._asked.get(client.name, 0) + payload_bytes(arrays)
         content = RecordDict({"arrays": arrays, "config": scalars})
-        return Message(content, client.node_id, kind, ttl=self.config.round_timeout, group_id=str(server_round))
+        ttl = self.config.round_timeout + LEEWAY
+        return Message(content, client.node_id, kind, ttl=ttl, group_id=str(server_round))
 
     def answered(self, replies: Iterable[Message]) -> Iterable[tuple[Client, Message]]:
         """Yield the replies of clients that were asked, each with its client."""
         for message in replies:
             client = self.roster.at(message.metadata.src_node_id)
             if client.name in self._asked:
+                if message.has_error():
+                    self._silent.add(client.name)
                 self._take_notes(client, message)
                 yield client, message
 
@@ -329,6 +338,7 @@ class FloretStrategy(Strategy):
     def refuse_silent(self) -> None:
         """Refuse those that were asked and did not answer."""
         for name in list(self._asked):
+            self._silent.add(name)
             self.refuse(self.roster[name], f"no answer within round-timeout = {self.config.round_timeout:g} s")
 
     def said(self, message: Message, name: str) -> Mapping[str, Any]:

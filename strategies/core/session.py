@@ -14,16 +14,19 @@ class Session:
         directory: where the clients of a simulation keep their states; empty for real nodes, which go by their own
             config.
         checkpointed: the last round that the server can go back to.
+        resumed: the rounds after which the run was resumed, in turn.
     """
 
     lineage: str
     directory: str = ""
     checkpointed: int = 0
+    resumed: tuple[int, ...] = ()
 
-    def scalars(self) -> dict[str, Scalar]:
+    def scalars(self) -> dict[str, Scalar | list[int]]:
         """Return what goes into each message."""
         return {
             "session.lineage": self.lineage,
             "session.directory": self.directory,
             "session.checkpointed": self.checkpointed,
+            "session.resumed": list(self.resumed),
         }

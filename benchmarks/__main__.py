@@ -1,0 +1,43 @@
+"""``python -m benchmarks [NAME ...] [-o FILE]``: run benchmarks, print a table, write JSON."""
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.measure import Row, hardware, table
+
+NAMES = {
+    "latency": "seconds a round on real processes: stock Flower, Floret's app on stock nodes, Floret's nodes",
+}
+
+
+def main() -> None:
+    """Run what was asked for, in turn."""
+    text = "; ".join(f"{name}: {what}" for name, what in NAMES.items())
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=f"Benchmarks. {text}.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which; all by default")
+    parser.add_argument("-o", "--output", type=Path, help="write the figures as JSON here, too")
+    parser.add_argument("--repeats", type=int, default=3, help="how often each pair is run; the median counts")
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.names if name not in NAMES]
+    if unknown:
+        parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(NAMES)}")
+    rows: list[Row] = []
+    started = time.time()
+    for name in arguments.names or NAMES:
+        print(f"{name}: {NAMES[name]}", file=sys.stderr, flush=True)
+        rows += importlib.import_module(f"benchmarks.{name}").run(arguments.repeats)
+    print(table(rows))
+    machine = hardware()
+    print(f"\n{machine['cpu']}, {machine['cores']} cores; torch {machine['torch']}, flwr {machine['flwr']}")
+    if arguments.output:
+        content = {"hardware": machine, "seconds": time.time() - started, "rows": [asdict(row) for row in rows]}
+        arguments.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

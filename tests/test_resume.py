@@ -1,0 +1,190 @@
+"""A run that goes on after its server was killed: the numbers are as if nothing had happened, or a line says why."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message
+
+from common.errors import FloretError
+from server_app.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from strategies import METHODS
+from strategies.core import Client
+from tests.harness import ON_MLP, Outcome, federate, kept, timeless
+
+CLIENTS = 5
+
+
+class ServerKilledError(BaseException):
+    """Stands for SIGKILL: nothing catches it."""
+
+
+def crash(output: Path, states: Path, at: int, **keys: Any) -> Path:
+    """Run until one client has answered in round ``at``, then lose the server; return the run directory."""
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and message.metadata.group_id == str(at):
+            raise ServerKilledError
+        return reply
+
+    with pytest.raises(ServerKilledError):
+        federate(output, CLIENTS, states=states, tamper=tamper, **keys)
+    (directory,) = output.iterdir()
+    return directory
+
+
+def keys_of(method: str) -> dict[str, Any]:
+    return {"method": method, "rounds": 5, "participation": 0.6, "local_epochs": 1, "evaluate_every": 2} | ON_MLP.get(
+        method, {}
+    )
+
+
+def assert_same(one: Outcome, other: Outcome) -> None:
+    assert timeless(one.history) == timeless(other.history)
+    assert timeless(one.summary) == timeless(other.summary)
+    for first, second in zip(one.grid.contexts.values(), other.grid.contexts.values(), strict=True):
+        states = kept(first), kept(second)
+        assert states[0].round == states[1].round
+        tensors = [state.load() for state in states]
+        assert tensors[0].keys() == tensors[1].keys()
+        assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_resumed_run_ends_with_the_same_numbers(tmp_path: Path, method: str) -> None:
+    keys = keys_of(method)
+    whole = federate(tmp_path / "whole", CLIENTS, **keys)
+    directory = crash(tmp_path / "cut", tmp_path / "states", 4, **keys)
+    resumed = federate(tmp_path / "cut", CLIENTS, states=tmp_path / "states", resume=str(directory), **keys)
+    assert_same(whole, resumed)
+
+
+def test_checkpoints_that_are_rarer_than_rounds_and_crashes_that_are_not(tmp_path: Path) -> None:
+    keys = keys_of("pfps-lwc") | {"rounds": 8, "checkpoint_every": 3}
+    whole = federate(tmp_path / "whole", CLIENTS, **keys)
+    states, output = tmp_path / "states", tmp_path / "cut"
+    directory = crash(output, states, 3, **keys)  # before any checkpoint but that of the start
+    for at in (6, 6, 8):
+        again = crash(output, states, at, **keys, resume=str(directory))
+        assert again == directory
+    resumed = federate(output, CLIENTS, states=states, **keys, resume="latest")
+    assert_same(whole, resumed)
+    told = json.loads((directory / "config.json").read_text())
+    assert [line["round"] for line in told["resumed"]] == [0, 3, 3, 6]
+    assert sorted(path.name for path in (directory / "checkpoints").glob("round-*")) == [
+        f"round-00000{n}.{kind}" for n in (6, 8) for kind in ("json", "safetensors")
+    ]
+
+
+def test_half_a_line_at_the_end_of_the_history_is_run_again(tmp_path: Path) -> None:
+    keys = keys_of("fedper")
+    whole = federate(tmp_path / "whole", CLIENTS, **keys)
+    directory = crash(tmp_path / "cut", tmp_path / "states", 4, **keys)
+    with (directory / "history.jsonl").open("a") as file:
+        file.write('{"round": 4, "clients": {"0": {"trai')
+    resumed = federate(tmp_path / "cut", CLIENTS, states=tmp_path / "states", resume=str(directory), **keys)
+    assert_same(whole, resumed)
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys = keys_of("fedavg")
+    whole = federate(tmp_path / "whole", CLIENTS, **keys)
+    directory = crash(tmp_path / "cut", tmp_path / "states", 4, **keys)
+    newest = directory / "checkpoints" / "round-000003.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-10])
+    resumed = federate(tmp_path / "cut", CLIENTS, states=tmp_path / "states", resume=str(directory), **keys)
+    assert_same(whole, resumed)
+    assert f"{newest} is damaged" in caplog.text
+    assert "going back to round 2" in caplog.text
+
+
+def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
+    keys = keys_of("fedper") | {"evaluate_every": 1}
+    whole = federate(tmp_path / "whole", CLIENTS, **keys)
+    short = federate(tmp_path / "more", CLIENTS, states=tmp_path / "states", **keys | {"rounds": 3})
+    longer = federate(tmp_path / "more", CLIENTS, states=tmp_path / "states", **keys, resume=str(short.directory))
+    assert_same(whole, longer)
+    with pytest.raises(FloretError, match="rounds = 5: the run to resume has finished round 5"):
+        federate(tmp_path / "more", CLIENTS, states=tmp_path / "states", **keys, resume=str(short.directory))
+
+
+def test_what_cannot_be_resumed_says_why_and_loses_nothing(tmp_path: Path) -> None:
+    keys = keys_of("fedprox")
+    directory = crash(tmp_path / "cut", tmp_path / "states", 3, **keys)
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+    def resume(message: str, resume: str = str(directory), **other: Any) -> None:
+        with pytest.raises(FloretError, match=message):
+            federate(tmp_path / "cut", CLIENTS, states=tmp_path / "states", **keys | other, resume=resume)
+
+    resume(r"lr = 0.5: the run to resume has 0.01; give the same config again", lr=0.5)
+    resume(r"fedprox.mu = 3.0: the run to resume has 0.01", fedprox__mu=3.0)
+    resume(r"method = 'fedper': the run to resume has 'fedprox'", method="fedper")
+    resume(r"resume = '/nowhere': is not a run directory; it has no config.json", resume="/nowhere")
+    resume(r"resume = 'here': must be an absolute path", resume="here")
+    assert {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()} == before
+    shutil.rmtree(directory / "checkpoints")
+    resume(r"resume: .*checkpoints has no checkpoint to go on from: the run wrote none \(checkpoint-every = 0\)")
+    with pytest.raises(FloretError, match=r"resume = 'latest': there is no run in .*empty"):
+        federate(tmp_path / "empty", CLIENTS, states=tmp_path / "states", **keys, resume="latest")
+
+
+def test_one_run_directory_has_one_run(tmp_path: Path) -> None:
+    keys = keys_of("fedper")
+    directory = crash(tmp_path / "cut", tmp_path / "states", 3, **keys)
+
+    def tamper(message: Message, reply: Message) -> Message:
+        with pytest.raises(FloretError, match="is in use; its run is still going"):
+            federate(tmp_path / "cut", CLIENTS, states=tmp_path / "states", **keys, resume=str(directory))
+        raise ServerKilledError
+
+    with pytest.raises(ServerKilledError):
+        federate(tmp_path / "cut", CLIENTS, states=tmp_path / "states", tamper=tamper, **keys, resume=str(directory))
+
+
+def test_a_new_run_goes_on_from_the_personal_models_unless_it_is_to_start_afresh(tmp_path: Path) -> None:
+    keys = keys_of("fedper") | {"participation": 1.0, "rounds": 3}
+    first = federate(tmp_path / "runs", CLIENTS, states=tmp_path / "states", **keys)
+    again = federate(tmp_path / "runs", CLIENTS, states=tmp_path / "states", **keys)
+    assert timeless(again.history) != timeless(first.history)
+    fresh = federate(tmp_path / "runs", CLIENTS, states=tmp_path / "states", **keys, client_state="fresh")
+    assert timeless(fresh.history) == timeless(first.history)
+    other = federate(tmp_path / "runs", CLIENTS, states=tmp_path / "states", **keys, federation="other")
+    assert timeless(other.history) == timeless(first.history)
+
+
+def test_a_state_of_another_model_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    keys = keys_of("local") | {"participation": 1.0, "rounds": 1}
+    federate(tmp_path / "runs", CLIENTS, states=tmp_path / "states", **keys)
+    outcome = federate(tmp_path / "runs", CLIENTS, states=tmp_path / "states", **keys, head_layers=2)
+    reasons = [refusal["reason"] for refusal in outcome.history[0]["refused"]]
+    assert len(reasons) == 2 * CLIENTS  # training, and the evaluation of the last round
+    assert all("the client's state is of another model" in reason for reason in reasons)
+    assert all('client-state="fresh"' in reason for reason in reasons)
+
+
+def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(
+        round=7,
+        lineage="x",
+        resumed=(2, 5),
+        arrays={"a.b": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(3)},
+        strategy={"client/a": np.ones(2, dtype=np.float32)},
+        clients=[Client("a", 5, 10, 2, 3, "id")],
+        about={"num-classes": 10},
+        seconds=1.5,
+    )
+    write_checkpoint(tmp_path, checkpoint)
+    back, notes = read_checkpoint(tmp_path)
+    assert notes == []
+    assert (back.round, back.lineage, back.resumed, back.clients, back.about, back.seconds) == (
+        (7, "x", (2, 5), checkpoint.clients, checkpoint.about, 1.5)
+    )
+    for mine, theirs in ((checkpoint.arrays, back.arrays), (checkpoint.strategy, back.strategy)):
+        assert mine.keys() == theirs.keys()
+        assert all(np.array_equal(mine[name], theirs[name]) for name in mine)
+        assert all(mine[name].dtype == theirs[name].dtype for name in mine)
