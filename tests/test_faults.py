@@ -16,8 +16,8 @@ from tests.deployment import Deployment, Process, children, finish, until
 from tests.harness import ROOT, timeless
 
 # Training that takes some seconds, so that there is a middle to be killed in.
-LONG = {"method": "fedper", "local_epochs": 400, "min_clients": 2}
-SHORT = {"method": "fedper", "local_epochs": 2, "min_clients": 2}
+LONG: dict[str, Any] = {"method": "fedper", "local_epochs": 400, "min_clients": 2}
+SHORT: dict[str, Any] = {"method": "fedper", "local_epochs": 2, "min_clients": 2}
 
 
 @pytest.fixture
