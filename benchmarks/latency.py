@@ -14,7 +14,13 @@ from tests.deployment import BIN, Deployment, finish
 ROUNDS = 5
 STOCK = Path(__file__).parent / "stock_app"
 # Every sample in one batch: one step.
-ONE_STEP: dict[str, Any] = {"method": "fedavg", "local_epochs": 1, "batch_size": 2000, "min_clients": 2, "rounds": ROUNDS}
+ONE_STEP: dict[str, Any] = {
+    "method": "fedavg",
+    "local_epochs": 1,
+    "batch_size": 2000,
+    "min_clients": 2,
+    "rounds": ROUNDS,
+}
 
 
 def run(repeats: int) -> list[Row]:
