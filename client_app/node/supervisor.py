@@ -25,7 +25,7 @@ log = logging.getLogger("flwr")
 
 # Seconds: between attempts to reach the SuperLink, for the import of PyTorch on a slow device, for the SuperNode to
 # start, and for it to say goodbye.
-_AGAIN = (1.0, 30.0)
+_AGAIN = (1.0, 10.0)
 _IMPORT, _START, _STOP = 300.0, 60.0, 15.0
 # Exit codes of a SuperNode that the SuperLink did not accept, as client_app.node.supernode has them.
 _TURNED_AWAY, _STILL_THERE, _WRONG_VERSION = 71, 72, 73
