@@ -92,8 +92,8 @@ online() { [[ $(compose run --rm --no-TTY cli flwr supernode list compose 2>/dev
 rounds_done() { cat "$work"/runs/*/history.jsonl 2>/dev/null | wc -l; }
 # What node-1 is doing, by its log: the last message that it received or answered.
 training() {
-  compose logs --no-color --no-log-prefix --tail 20 node-1 2>&1 | grep -E 'Receiving: train|Answered: train' | tail -n 1 |
-    grep -q Receiving
+  compose logs --no-color --no-log-prefix --tail 20 node-1 2>&1 |
+    grep -E 'Receiving: train|Answered: train' | tail -n 1 | grep -q Receiving
 }
 in_round() { [[ $(rounds_done) -ge $1 ]] && training; }
 # The round of node-1's last state, and the first round of its run that left one.
