@@ -4,6 +4,7 @@ import contextlib
 import http.server
 import itertools
 import json
+import logging
 import os
 import re
 import shutil
@@ -26,6 +27,7 @@ from safetensors.numpy import load_file
 from cli import main as command
 from client_app.node.options import NodeOptions
 from client_app.node.preflight import UnreachableError, check_connection
+from client_app.node.supernode import WRONG_VERSION, Reason
 from common.config import RunConfig, read_keys
 from common.errors import FloretError
 from data import ClientData, load_own
@@ -650,6 +652,14 @@ def test_a_certificate_for_another_host(secure: Secure, tmp_path: Path) -> None:
     port, ca = secure.deployment.fleet, secure.made / "ca.crt"
     line = refusal(tmp_path, port, root_certificates=ca, host="127.1")
     assert line.startswith(f"--superlink 127.1:{port}: its certificate is refused: Hostname mismatch")
+
+
+def test_a_superlink_of_another_version() -> None:
+    """Told by what Flower logs before it ends with code 1; an error of a run is none of these."""
+    reason = Reason()
+    for text, code in (("Exit Code: 600\nno", None), ("an error", None), ("Exit Code: 606\nversions", WRONG_VERSION)):
+        reason.handle(logging.LogRecord("flwr", logging.ERROR, "", 0, text, None, None))
+        assert reason.code == code
 
 
 def test_keys_that_the_superlink_does_not_know(secure: Secure) -> None:
