@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import grpc
@@ -102,8 +102,10 @@ class Node:
                 try:
                     serve(address, self._warm, self._going)
                 except grpc.RpcError:
-                    # The SuperNode goes away with its tasks; how, it says by its exit code below.
-                    supernode.wait(_STOP)
+                    # The SuperNode goes away with its tasks; how, it says by its exit code below. If it hangs, it is
+                    # ended.
+                    with suppress(subprocess.TimeoutExpired):
+                        supernode.wait(_STOP)
         if self._stop.is_set():
             return
         code = supernode.returncode
