@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 import grpc
@@ -48,6 +49,7 @@ class Node:
         """
         for kind in (signal.SIGTERM, signal.SIGINT):
             signal.signal(kind, self._on_signal)
+        _import_from_here_only()
         with self.options.claim():
             self._check()
             waited, pause = 0.0, _AGAIN[0]
@@ -102,8 +104,8 @@ class Node:
                 try:
                     serve(address, self._warm, self._going)
                 except grpc.RpcError:
-                    # The SuperNode goes away with its tasks; how, it says by its exit code below. If it hangs, it is
-                    # ended.
+                    # The SuperNode goes away with its tasks; how, it says by its exit code below. One that was
+                    # unregistered while it ran hangs instead, and is stopped.
                     with suppress(subprocess.TimeoutExpired):
                         supernode.wait(_STOP)
         if self._stop.is_set():
@@ -170,6 +172,17 @@ class Node:
                     return True
             time.sleep(0.05)
         return False
+
+
+def _import_from_here_only() -> None:
+    """Let the processes that this one starts import what it does, whatever is in the working directory.
+
+    They would look there first, and a folder called ``data`` or a file ``torch.py`` is easily met.
+    """
+    os.environ["PYTHONSAFEPATH"] = "1"
+    tree = str(Path(__file__).resolve().parents[2])
+    if sys.path[0] == tree:  # python -m cli.main, in a tree that is not installed
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [tree, os.environ.get("PYTHONPATH")]))
 
 
 def _free_port() -> int:

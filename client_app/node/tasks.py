@@ -18,6 +18,7 @@ from flwr.proto.appio_pb2 import ClaimTaskRequest, PullPendingTasksRequest
 from flwr.proto.clientappio_pb2_grpc import ClientAppIoStub
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_grpc
+from flwr.supercore.inflatable.inflatable_utils import ObjectIdNotPreregisteredError
 from flwr.supercore.interceptors import AppIoTokenClientInterceptor, RuntimeVersionClientInterceptor
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
@@ -82,9 +83,13 @@ def _handle(address: str, token: str, warm: Warm, go: Callable[[], bool]) -> Non
             except FloretError as error:
                 log.error("%s", error)
                 reply, status = Message(Error(_CRASHED, str(error)), reply_to=message), _FAILED
-            push_message(stub, reply, context)
+            try:
+                push_message(stub, reply, context)
+                log.info("Answered: %s message in %.2f s", message.metadata.message_type, time.monotonic() - started)
+            except ObjectIdNotPreregisteredError:
+                # The SuperNode drops such a reply while it is still being handed over.
+                log.warning("Not answered: run %d was stopped", run.run_id)
             push_task_output(stub, context, status, "")
-            log.info("Answered: %s message in %.2f s", message.metadata.message_type, time.monotonic() - started)
         finally:
             heartbeat.stop()
     finally:
