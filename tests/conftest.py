@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import ROOT
+# Two workers whose PyTorch takes all cores each would spin against each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from tests.harness import ROOT  # noqa: E402 - after the line above, which PyTorch reads once
 
 BIN = Path(sys.executable).parent
 
