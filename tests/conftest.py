@@ -14,7 +14,7 @@ import pytest
 # Two workers whose PyTorch takes all cores each would spin against each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.harness import ROOT  # noqa: E402 - after the line above, which PyTorch reads once
+from tests.harness import ROOT
 
 BIN = Path(sys.executable).parent
 
