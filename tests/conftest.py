@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+# Two workers whose PyTorch takes all cores each would spin against each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from tests.harness import ROOT
 
 BIN = Path(sys.executable).parent

@@ -633,6 +633,20 @@ def test_a_nodes_own_files(tmp_path):
     assert load_node(tmp_path, num_classes=10).num_classes == 10
 
 
+def test_names_for_the_classes_of_a_nodes_own_files(tmp_path):
+    save_node(tmp_path)
+    own = load_node(tmp_path, class_names="cat, dog,cow,pig")
+    assert own.class_names == ("cat", "dog", "cow", "pig")
+    assert own.num_classes == 4
+    text = message(load_node, tmp_path, class_names="cat,dog")
+    assert text == f"{tmp_path}/train.npz: array y has label 2; num-classes = 2 allows 0 to 1"
+    text = message(load_node, tmp_path, class_names="cat,dog,cow,pig", num_classes=3)
+    assert text == "class-names has 4 classes; num-classes = 3 must be at least that, or 0"
+    (tmp_path / "classes.txt").write_text("a\nb\nc\n")
+    assert load_node(tmp_path).class_names == ("a", "b", "c")
+    assert load_node(tmp_path, class_names="x,y,z").class_names == ("x", "y", "z")
+
+
 def test_a_nodes_altered_file_is_read_anew(tmp_path):
     save_node(tmp_path)
     assert len(load_node(tmp_path).train) == 20

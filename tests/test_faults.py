@@ -129,9 +129,11 @@ def test_a_node_that_hangs_past_the_timeout_is_gone_without_and_comes_back(deplo
     everything = [a.popen.pid, *children(a.popen.pid)]
     for pid in everything:
         os.kill(pid, signal.SIGSTOP)
-    run.wait_for(r"round 2/4 .* 1 refused", 60)
-    for pid in everything:
-        os.kill(pid, signal.SIGCONT)
+    try:
+        run.wait_for(r"round 2/4 .* 1 refused", 60)
+    finally:
+        for pid in everything:
+            os.kill(pid, signal.SIGCONT)
     finish(run)
     reasons = refused(deployment)
     assert (2, "a", "no answer within round-timeout = 15 s") in reasons

@@ -4,6 +4,7 @@ import contextlib
 import http.server
 import itertools
 import json
+import logging
 import os
 import re
 import shutil
@@ -26,6 +27,7 @@ from safetensors.numpy import load_file
 from cli import main as command
 from client_app.node.options import NodeOptions
 from client_app.node.preflight import UnreachableError, check_connection
+from client_app.node.supernode import WRONG_VERSION, Reason
 from common.config import RunConfig, read_keys
 from common.errors import FloretError
 from data import ClientData, load_own
@@ -180,14 +182,36 @@ class Floret:
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout, done.stderr
 
-    def fail(self, *arguments: str | Path) -> str:
-        """Return the line that it ends with; the exit code is 2, and before the line there is nothing but the log."""
-        _, err = self(*arguments, code=2)
-        assert "Traceback" not in err
-        *log, last = err.splitlines()
-        assert all("floret: " not in line for line in log)
-        assert last.startswith("floret: ")
-        return last.removeprefix("floret: ")
+    def fail(self, *calls: Sequence[str | Path]) -> list[str]:
+        """Return the line with which each of these calls ends, which go side by side.
+
+        The exit code is 2, and before the line there is nothing but the log.
+        """
+        started = [
+            subprocess.Popen(
+                [str(BIN / "floret"), *map(str, arguments)],
+                env=self.env,
+                cwd=self.folder,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for arguments in calls
+        ]
+        lines = []
+        try:
+            for process in started:
+                _, err = process.communicate(timeout=90)
+                assert process.returncode == 2, err
+                assert "Traceback" not in err
+                *log, last = err.splitlines()
+                assert all("floret: " not in line for line in log)
+                assert last.startswith("floret: ")
+                lines.append(last.removeprefix("floret: "))
+        finally:
+            for process in started:
+                process.kill()
+                process.wait(10)
+        return lines
 
 
 @dataclass
@@ -518,37 +542,30 @@ def refusal(tmp_path: Path, port: int, **keys: Any) -> str:
 def test_nobody_at_the_address(plain: Plain) -> None:
     port = free_port()
     where = ("node", "--superlink", f"127.0.0.1:{port}", "--insecure", "--data-dir", plain.files, "--max-wait", "0")
-    line = plain.floret.fail(*where, "--client-name", "nobody")
+    (line,) = plain.floret.fail([*where, "--client-name", "nobody"])
     assert line == f"--superlink 127.0.0.1:{port}: nobody answers (Connection refused)"
     with pytest.raises(UnreachableError, match=r"--superlink no\.such\.host\.invalid:1: nobody answers \("):
         check_connection(options(plain.files, 1, host="no.such.host.invalid"))
 
 
-@pytest.mark.parametrize(
-    ("folder", "content", "line"),
-    [
-        (
-            "empty",
-            None,
-            "has neither npz files nor folders; it must have train.npz and test.npz with the arrays x and y",
-        ),
-        ("half", b"", "/half/train.npz: is not a complete npz file"),
-    ],
-)
-def test_data_that_cannot_be_used(plain: Plain, tmp_path: Path, folder: str, content: bytes | None, line: str) -> None:
-    (tmp_path / folder).mkdir()
-    if content is not None:
-        (tmp_path / folder / "train.npz").write_bytes((plain.files / "train.npz").read_bytes()[:-9] + content)
-    where = ("node", "--superlink", "127.0.0.1:1", "--insecure", "--client-name", "a", "--max-wait", "0")
-    said = plain.floret.fail(*where, "--data-dir", tmp_path / folder)
-    assert said.startswith(f"--data-dir: {tmp_path / folder}")
-    assert line in said
-
-
-def test_a_device_that_is_not_there(plain: Plain) -> None:
-    where = ("node", "--superlink", "127.0.0.1:1", "--insecure", "--client-name", "a", "--max-wait", "0")
-    line = plain.floret.fail(*where, "--data-dir", plain.files, "--device", "cuda:99")
-    assert line.startswith("--device: device = 'cuda:99': not available here (")
+def test_data_and_devices_that_cannot_be_used(plain: Plain, tmp_path: Path) -> None:
+    """Found out before the network is asked for anything."""
+    empty, half = tmp_path / "empty", tmp_path / "half"
+    empty.mkdir()
+    half.mkdir()
+    (half / "train.npz").write_bytes((plain.files / "train.npz").read_bytes()[:-9])
+    where = ("node", "--superlink", "127.0.0.1:1", "--insecure", "--max-wait", "0", "--client-name")
+    said = plain.floret.fail(
+        [*where, "a", "--data-dir", empty],
+        [*where, "b", "--data-dir", half],
+        [*where, "c", "--data-dir", plain.files, "--device", "cuda:99"],
+    )
+    wanted = (
+        "it must have train.npz and test.npz with the arrays x and y, or images in train/<class>/ and test/<class>/"
+    )
+    assert said[0] == f"--data-dir: {empty} has neither npz files nor folders; {wanted}"
+    assert said[1].startswith(f"--data-dir: {half / 'train.npz'}: is not a complete npz file")
+    assert said[2].startswith("--device: device = 'cuda:99': not available here (")
 
 
 def test_an_http_server_is_no_superlink(tmp_path: Path) -> None:
@@ -637,13 +654,22 @@ def test_a_certificate_for_another_host(secure: Secure, tmp_path: Path) -> None:
     assert line.startswith(f"--superlink 127.1:{port}: its certificate is refused: Hostname mismatch")
 
 
+def test_a_superlink_of_another_version() -> None:
+    """Told by what Flower logs before it ends with code 1; an error of a run is none of these."""
+    reason = Reason()
+    for text, code in (("Exit Code: 600\nno", None), ("an error", None), ("Exit Code: 606\nversions", WRONG_VERSION)):
+        reason.handle(logging.LogRecord("flwr", logging.ERROR, "", 0, text, None, None))
+        assert reason.code == code
+
+
 def test_keys_that_the_superlink_does_not_know(secure: Secure) -> None:
     where = f"--superlink 127.0.0.1:{secure.deployment.fleet}"
     key = secure.made / "nodes" / "stranger"
-    line = secure.floret.fail(*secure.node("--client-name", "stranger", "--key", key))
-    assert line == f"{where}: does not know --key {key}; register its public key: flwr supernode register"
-    line = secure.floret.fail(*secure.node("--client-name", "nokey"))
-    assert line == f"{where}: accepts only nodes with a registered key; see --key"
+    stranger, without = secure.floret.fail(
+        secure.node("--client-name", "stranger", "--key", key), secure.node("--client-name", "nokey")
+    )
+    assert stranger == f"{where}: does not know --key {key}; register its public key: flwr supernode register"
+    assert without == f"{where}: accepts only nodes with a registered key; see --key"
 
 
 def test_a_run_over_tls_with_a_registered_node(secure: Secure) -> None:

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from types import SimpleNamespace
 
 import grpc
@@ -80,12 +81,20 @@ def main() -> None:
     sys.argv[0] = "flower-supernode"
     reason = Reason()
     logging.getLogger("flwr").addHandler(reason)
+    code = 0
     try:
         flower_supernode()
-    except (RuntimeError, SystemExit):
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
         if reason.code is None:
-            raise
-        sys.exit(reason.code)
+            traceback.print_exc()
+        code = 1
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # At once: now and then an interpreter that ends in the usual way hangs in the threads of gRPC's server.
+    os._exit((reason.code or code) if code else 0)
 
 
 if __name__ == "__main__":
