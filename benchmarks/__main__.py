@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks.measure import Row, hardware, table
 
 NAMES = {
+    "server": "memory and throughput of folding replies, against numpy's in-place multiply-add",
     "latency": "seconds a round on real processes: stock Flower, Floret's app on stock nodes, Floret's nodes",
 }
 

@@ -2,11 +2,19 @@
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
+from io import BytesIO
+from typing import Literal
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
+from numpy.lib import format as npy
 
 NamedArrays = dict[str, np.ndarray]
+
+# Bytes of a header; numpy's own limit.
+_LONGEST = 10_000
+_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
@@ -21,6 +29,39 @@ def from_record(record: ArrayRecord) -> NamedArrays:
         ValueError: an array is not NumPy data that can be read without executing anything.
     """
     return {name: array.numpy() for name, array in record.items()}
+
+
+def views(record: ArrayRecord) -> NamedArrays:
+    """Return the arrays of a record by name, read-only and without a copy: they keep the record's bytes alive.
+
+    Raises:
+        ValueError: an array is not NumPy data that can be read without executing anything, or has too few bytes.
+        TypeError: it is data of another kind.
+    """
+    return {name: _view(array) for name, array in record.items()}
+
+
+def _view(array: Array) -> np.ndarray:
+    if array.stype != "numpy.ndarray":
+        raise TypeError(f"{array.stype} is not numpy.ndarray")
+    # Magic and version take 8 bytes, the length of the rest of the header 2 or 4.
+    width = 2 if array.data[6:7] == b"\x01" else 4
+    length = 8 + width + int.from_bytes(array.data[8 : 8 + width], "little")
+    shape, order, dtype = _header(array.data[: min(length, _LONGEST)])
+    return np.frombuffer(array.data, dtype, count=math.prod(shape), offset=length).reshape(shape, order=order)
+
+
+# The same few for every client, and slow to read.
+@lru_cache(maxsize=4096)
+def _header(content: bytes) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype[np.generic]]:
+    file = BytesIO(content)
+    version = npy.read_magic(file)
+    if version not in _READERS:
+        raise ValueError(f"version {version} of the npy format")
+    shape, fortran, dtype = _READERS[version](file)
+    if dtype.hasobject:
+        raise ValueError("it is made of Python objects")
+    return shape, "F" if fortran else "C", dtype
 
 
 def payload_bytes(record: ArrayRecord) -> int:

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 import data
 from common.config import RunConfig
 from common.errors import ConfigError, FloretError, one_line
+from common.memory import return_freed_memory
 from common.seeds import torch_generator
 from models import build_model, head_layers
 from server_app.checkpoint import Checkpoint
@@ -47,6 +48,7 @@ def run(grid: Grid, context: Context) -> None:
     """Read the config, find the clients, run the rounds, write what a run leaves behind."""
     started = time.perf_counter()
     torch.set_num_threads(1)
+    return_freed_memory()
     config, kind, parameters = read_config(context.run_config)
     simulated = in_simulation(grid)
     data.check(config, files=simulated)

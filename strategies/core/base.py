@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Strategy
 from common.config import RunConfig, key_of
 from common.errors import ConfigError, FloretError, one_line
 from common.seeds import numpy_generator
-from common.wire import NamedArrays, from_record, payload_bytes, to_record
+from common.wire import NamedArrays, from_record, payload_bytes, to_record, views
 from models import Head, Part, SplitModel, feature_width, tensor_names
 from strategies.core.aggregate import WeightedMean
 from strategies.core.roster import Client, Roster
@@ -205,6 +205,10 @@ class FloretStrategy(Strategy):
             up = payload_bytes(message.content.array_records["arrays"])
             self.reports[client.name] = Report(client, True, metrics, up, self._asked.pop(client.name))
             self.fold(client, arrays, samples)
+            # Gone before the next one comes: Flower's records refer to themselves, so the garbage collector would let
+            # several replies pile up.
+            message.content.array_records["arrays"].clear()
+            del message, arrays
         self.refuse_silent()
         if len(self.reports) < self.config.min_replies:
             log.warning(
@@ -328,6 +332,7 @@ class FloretStrategy(Strategy):
                     self._silent.add(client.name)
                 self._take_notes(client, message)
                 yield client, message
+            del message
 
     def refuse(self, client: Client, reason: str) -> None:
         """Go on without ``client`` in this round, and say why in log and history."""
@@ -397,7 +402,7 @@ class FloretStrategy(Strategy):
         if "arrays" not in message.content.array_records:
             raise RefusedError("the reply has no arrays")
         try:
-            arrays = from_record(message.content.array_records["arrays"])
+            arrays = views(message.content.array_records["arrays"])
         except (ValueError, TypeError, EOFError) as error:
             raise RefusedError(f"an array cannot be read: {error}") from error
         for name, spec in self._expected.items():

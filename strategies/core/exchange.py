@@ -31,8 +31,10 @@ def exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterato
         while message_id:
             late = time.monotonic() >= deadline
             reply = next(iter(grid.pull_messages([message_id])), None)
+            there = reply is not None
             if reply is not None:
                 yield Message(reply.error, reply_to=message) if reply.has_error() else reply
-            if reply is not None or late:
+            del reply
+            if there or late:
                 break
             time.sleep(pause)
