@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tries the containers for real: builds the image, runs a federation, kills a node in the middle of a round, compares
-# what comes out with a run in which nothing happened; then the same with TLS and node keys. About five minutes.
+# what comes out with a run in which nothing happened; then the same with TLS and node keys. Five minutes on two cores.
 #   docker/smoke.sh
 # Needs Docker with compose and nothing else. It uses names, ports and folders of its own and removes them at the end;
 # the image stays. BASE_IMAGE and PIP_EXTRA_INDEX_URL are respected, see Dockerfile.
