@@ -88,7 +88,7 @@ class Round:
         return Message(content, reply_to=Message(RecordDict(), 1000 + client, "train"))
 
     def again(self, client: int, content: RecordDict) -> Message:
-        """Return a reply with the arrays of ``content``, which stays as it is, while a strategy empties what it folds."""
+        """Return a reply with the arrays of ``content``, which stays as it is; a strategy empties what it folds."""
         arrays = ArrayRecord(dict(content.array_records["arrays"]))
         return self.reply(client, RecordDict({"arrays": arrays, "metrics": content["metrics"]}))
 

@@ -85,6 +85,19 @@ def test_weighted_mean_counts_each_tensor_over_those_who_sent_it() -> None:
     assert WeightedMean().result() == {}
 
 
+def test_the_running_mean_is_the_mean_of_many_to_a_few_units_in_the_last_place() -> None:
+    rng = np.random.default_rng(0)
+    tensors, weights = rng.standard_normal((200, 40_001)).astype(np.float32), rng.integers(1, 1000, 200)
+    mean = WeightedMean()
+    for tensor, weight in zip(tensors, weights, strict=True):
+        mean.add({"a": tensor}, float(weight))
+    exact = np.average(tensors.astype(float), axis=0, weights=weights)
+    error = np.abs(mean.result()["a"] - exact)
+    # The tensors are of the order of one, whose last place is 1e-7.
+    assert error.max() < 3e-7
+    assert error.mean() < 3e-8
+
+
 @given(
     st.floats(width=32, allow_nan=False, allow_infinity=False), st.lists(st.integers(1, 10**6), min_size=1, max_size=9)
 )
