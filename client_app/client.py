@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from client_app.batches import Batch, epoch, normalise, passes, take
 from client_app.prototypes import class_means, stack
+from client_app.runtime import training_type
 from client_app.state import ClientState
 from common.config import RunConfig, Scalar, key_of
 from common.errors import FloretError
@@ -65,6 +66,7 @@ class FloretClient(NumPyClient):
         self.setting = setting
         self.config = setting.config
         self.device = setting.device
+        self._type = training_type(setting.config.precision, setting.device)
         self.model: SplitModel
         self.memory: dict[str, Tensor] = {}
         self.received: dict[str, Tensor] = {}
@@ -211,12 +213,20 @@ class FloretClient(NumPyClient):
                     if len(turns) > 1:
                         thaw()
                     optimizer.zero_grad(set_to_none=True)
-                    value = loss(part)
+                    with self.autocast():
+                        value = loss(part)
                     value.backward()  # type: ignore[no-untyped-call]
                     optimizer.step()
                 total += value.detach()
                 batches += 1
         return float(total) / batches
+
+    def autocast(self) -> torch.autocast:
+        """Return a context in which networks compute as ``precision`` says; their outputs and all losses are float32.
+
+        For training only, not for what is measured or served; weights must not change while it lasts.
+        """
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._type == torch.bfloat16)
 
     def stages(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """Return the extractor's output for a batch, and the feature maps of its stages."""
@@ -242,7 +252,7 @@ class FloretClient(NumPyClient):
     def training_features(self, extractor: nn.Module) -> Tensor:
         """Return the outputs of ``extractor`` for the training data in order, (samples, d), without gradients."""
         extractor.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self.autocast():
             return torch.cat([extractor(batch.x).flatten(1) for batch in passes(self.data.train)])
 
     def teaching(self, teacher: Callable[[Tensor], list[Tensor]]) -> Callable[[Batch], list[Tensor]]:
@@ -255,7 +265,7 @@ class FloretClient(NumPyClient):
             teacher: from normalised inputs to tensors, the samples along the first dimension of each.
         """
         train = self.data.train
-        with torch.no_grad():
+        with torch.no_grad(), self.autocast():
             one = teacher(normalise(train.x[:1]))
             size = len(train) * sum(tensor.numel() * tensor.element_size() for tensor in one)
             if self.config.local_epochs > 1 and size <= TEACHING_BYTES:
@@ -326,7 +336,8 @@ class FloretClient(NumPyClient):
         """Return the batch as each turn gets it: with the extractor's answer, whose graph only the last turn gets."""
         if turns == 1:
             return [batch]
-        output, maps = self.model.extractor.stages(batch.x)
+        with self.autocast():
+            output, maps = self.model.extractor.stages(batch.x)
         detached = replace(batch, stages=(output.detach(), [m.detach() for m in maps]))
         return [*[detached] * (turns - 1), replace(batch, stages=(output, maps))]
 

@@ -23,7 +23,8 @@ def contrast_loss(features: Tensor, labels: Tensor, prototypes: Tensor, known: T
     """
     # As F.cosine_similarity has it, but without (batch, classes, d) numbers in between.
     own, others = (F.normalize(vectors, dim=1, eps=1e-8) for vectors in (features, prototypes))
-    similarity = own @ others.T / tau
+    with torch.autocast(features.device.type, enabled=False):
+        similarity = own @ others.T / tau
     logits = similarity.masked_fill(~known, -torch.inf)
     at_own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
     loss = torch.where(known[labels], torch.logsumexp(logits, 1) - at_own, torch.zeros_like(at_own))

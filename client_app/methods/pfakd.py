@@ -23,7 +23,7 @@ def attention_map(feature_map: Tensor) -> Tensor:
 
     Zagoruyko and Komodakis 2017, section 3.1, the map ``F_sum^2``.
     """
-    return F.normalize(feature_map.square().sum(1).flatten(1), dim=1)
+    return F.normalize(feature_map.float().square().sum(1).flatten(1), dim=1)
 
 
 def attention_loss(own: list[Tensor], received: list[Tensor]) -> Tensor:
