@@ -117,7 +117,8 @@ class Task:
     def batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Return the images, labels and positions of each batch of all epochs."""
         for _ in range(self.epochs):
-            for index in torch.split(torch.randperm(len(self.y), generator=self.order), self.batch_size):
+            order = torch.randperm(len(self.y), generator=self.order)
+            for index in torch.split(order.to(self.y.device), self.batch_size):
                 yield self.images(index), self.y[index], index
 
     def sgd(self, *modules: nn.Module) -> torch.optim.SGD:
@@ -179,7 +180,7 @@ def fedcpd(task: Task) -> float:
         for i in range(0, len(task.y), 64):
             said.append(frozen.target(teacher.stages(task.images(slice(i, i + 64)))[1]))
     targets = [torch.cat(parts) for parts in zip(*said, strict=True)]
-    total, steps = torch.zeros(()), 0
+    total, steps = torch.zeros((), device=task.y.device), 0
     for x, y, index in task.batches():
         z, maps = net.stages(x)
         head_sgd.zero_grad()
@@ -204,7 +205,7 @@ def fedcpd(task: Task) -> float:
 def _whole(task: Task, loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> float:
     """Train the whole network; return the mean loss."""
     net, sgd = task.net.train(), task.sgd(task.net)
-    total, steps = torch.zeros(()), 0
+    total, steps = torch.zeros((), device=task.y.device), 0
     for x, y, index in task.batches():
         sgd.zero_grad()
         value = loss(net.stages(x)[0], y, index)

@@ -41,7 +41,6 @@ class Case:
     batch_size: int
     samples: int
     threads: int = 1
-    keys: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self) -> str:
         with_threads = f", {self.threads} threads" if self.threads > 1 else ""
@@ -51,7 +50,7 @@ class Case:
 class Ours:
     """A client of Floret at the beginning of its second round, so that it has a teacher and prototypes."""
 
-    def __init__(self, case: Case, folder: Path) -> None:
+    def __init__(self, case: Case, folder: Path, device: str = "cpu", **keys: Any) -> None:
         self.case = case
         shape, rest = SHAPES[case.model], 2 * CLASSES
         rng = np.random.default_rng(0)
@@ -60,10 +59,10 @@ class Ours:
             x = rng.integers(0, 256, (case.samples + rest, *shape), dtype=np.uint8)
             y = np.arange(len(x)) % CLASSES
             np.savez(file, x_train=x[rest:], y_train=y[rest:], x_test=x[:rest], y_test=y[:rest])
-        keys = {"method": case.method, "model": case.model, "batch_size": case.batch_size, "threads": case.threads}
+        keys |= {"method": case.method, "model": case.model, "batch_size": case.batch_size, "threads": case.threads}
         keys |= {"dataset": "npz", "data_dir": str(file), "partition": "iid", "local_epochs": EPOCHS}
         split = (rest / 2 + 0.01) / (case.samples + rest)
-        keys |= {"test_fraction": split, "validation_fraction": split, "device": "cpu"} | dict(case.keys)
+        keys |= {"test_fraction": split, "validation_fraction": split, "device": device}
         self.values = run_config(folder, **keys)
         node: dict[str, Any] = {"partition-id": 0, "num-partitions": 1, "state-dir": tempfile.mkdtemp(dir=folder)}
         context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=self.values)
@@ -85,6 +84,10 @@ class Ours:
         """Train; return the mean loss."""
         return self.client.train()
 
+    def fit(self) -> None:
+        """Do all that a round asks of a client."""
+        self.client.fit(self.arrays, self.message)
+
 
 class Theirs:
     """The same by hand, from the same weights, with the same data in the same order."""
@@ -103,7 +106,7 @@ class Theirs:
         width = client.training_features(client.model.extractor).shape[1]
         self.task = byhand.Task(
             net=self._network(list(client.model.state_dict().values())),
-            x=client.data.train.x,
+            x=client.setting.data.train.x.to(client.device).contiguous(memory_format=self.layout),
             y=client.data.train.y,
             order=torch_generator(int(values["seed"]), "batches", client.setting.name, 2),
             batch_size=case.batch_size,
@@ -117,10 +120,12 @@ class Theirs:
             kept=stack(memory, CLASSES, width, client.device),
         )
         if case.method == "fedcpd":
-            zeros = torch.zeros(1, *client.data.input_shape)
+            zeros = torch.zeros(1, *client.data.input_shape, device=client.device)
             channels = [m.shape[1] for m in teacher.eval().stages(zeros)[1]]
             kept = [tensor for name, tensor in memory.items() if name.startswith("distillation.")]
-            self.task.blocks, self.task.teacher_blocks = (self._filled(byhand.Blocks(channels, 32), kept) for _ in "ab")
+            self.task.blocks, self.task.teacher_blocks = (
+                self._filled(byhand.Blocks(channels, 32), kept) for _ in range(2)
+            )
 
     def train(self) -> float:
         """Train; return the mean loss."""
@@ -129,8 +134,8 @@ class Theirs:
     def _network(self, tensors: list[Tensor]) -> Any:
         return self._filled(byhand.NETWORKS[self.ours.case.model](), tensors).to(memory_format=self.layout)
 
-    @staticmethod
-    def _filled(module: nn.Module, tensors: list[Tensor]) -> Any:
+    def _filled(self, module: nn.Module, tensors: list[Tensor]) -> Any:
+        module.to(self.ours.client.device)
         for own, tensor in zip(module.state_dict().values(), tensors, strict=True):
             own.copy_(tensor)
         return module
@@ -153,14 +158,16 @@ def run(repeats: int) -> list[Row]:
             ours = Ours(case, folder)
             theirs = Theirs(ours, torch.contiguous_format)
             rows.append(_row(f"training: {case}; plain PyTorch", case, ours, theirs, repeats, "times plain"))
+            faster = Ours(case, folder, precision="bfloat16")
+            rows.append(_row(f"training: {case}; bfloat16, float32", case, faster, ours, repeats, "times float32"))
     return rows
 
 
-def check(ours: Ours, theirs: Theirs) -> None:
+def check(ours: Ours, theirs: Theirs, tolerance: float = TOLERANCE) -> None:
     """See that both compute the same.
 
     Raises:
-        RuntimeError: mean loss or a trained weight differs by more than ``TOLERANCE``.
+        RuntimeError: mean loss or a trained weight differs by more than ``tolerance``.
     """
     ours.prepare()
     loss = ours.train()
@@ -169,7 +176,7 @@ def check(ours: Ours, theirs: Theirs) -> None:
     apart = abs(loss - theirs.train())
     for own, tensor in zip(theirs.task.net.state_dict().values(), trained, strict=True):
         apart = max(apart, float((own.double() - tensor.double()).abs().max()))
-    if not apart <= TOLERANCE:
+    if not apart <= tolerance:
         raise RuntimeError(f"{ours.case}: loss or weights differ by {apart:.2g} from those by hand")
 
 
