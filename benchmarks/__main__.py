@@ -13,6 +13,9 @@ from benchmarks.measure import Row, hardware, table
 NAMES = {
     "server": "memory and throughput of folding replies, against numpy's in-place multiply-add",
     "latency": "seconds a round on real processes: stock Flower, Floret's app on stock nodes, Floret's nodes",
+    "training": "samples a second in local training: Floret's clients, the same written by hand, plain PyTorch",
+    "threads": "clients that train at once on the same CPUs: one thread each, or as many as CPUs",
+    "gpu": "clients a second on a CUDA device: by one and several processes, the same by hand",
 }
 
 
@@ -32,6 +35,8 @@ def main() -> None:
     for name in arguments.names or NAMES:
         print(f"{name}: {NAMES[name]}", file=sys.stderr, flush=True)
         rows += importlib.import_module(f"benchmarks.{name}").run(arguments.repeats)
+    if not rows:
+        return
     print(table(rows))
     machine = hardware()
     print(f"\n{machine['cpu']}, {machine['cores']} cores; torch {machine['torch']}, flwr {machine['flwr']}")

@@ -1,12 +1,16 @@
 """What every benchmark needs: rows, their table, and what machine this is."""
 
+import multiprocessing
 import os
 import platform
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,40 @@ def table(rows: Sequence[Row]) -> str:
         figures = f"{row.ours:.4g} {row.unit} | {row.theirs:.4g} {row.unit} | {row.ratio:.3g}"
         lines.append(f"| {row.name} | {figures} | {row.meaning} |")
     return "\n".join(lines)
+
+
+def together(processes: int, seconds: float, prepare: Callable[..., Callable[[], float]], *args: Any) -> float:
+    """Return what several new processes do at once, a second, all together.
+
+    Args:
+        processes: how many.
+        seconds: how long; it begins when all are ready.
+        prepare: called with ``args`` in each process; returns a function that does some work and says how much.
+        args: can be pickled.
+    """
+    context = multiprocessing.get_context("spawn")
+    ready, speeds = context.Barrier(processes), context.SimpleQueue()
+    others = [
+        context.Process(target=_work, args=(seconds, ready, speeds, prepare, *args), daemon=True)
+        for _ in range(processes)
+    ]
+    for process in others:
+        process.start()
+    for process in others:
+        process.join()
+        if process.exitcode:
+            ready.abort()
+            raise RuntimeError(f"a process ended with code {process.exitcode}")
+    return sum(float(speeds.get()) for _ in others)
+
+
+def _work(seconds: float, ready: Barrier, speeds: Any, prepare: Callable[..., Callable[[], float]], *args: Any) -> None:
+    work = prepare(*args)
+    ready.wait(300)
+    started, done = time.perf_counter(), 0.0
+    while time.perf_counter() - started < seconds:
+        done += work()
+    speeds.put(done / (time.perf_counter() - started))
 
 
 def hardware() -> dict[str, object]:

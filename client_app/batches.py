@@ -11,11 +11,15 @@ from data import Split
 
 @dataclass(frozen=True)
 class Batch:
-    """Some training samples: normalised inputs, labels, and the samples' positions in the training split."""
+    """Some training samples: normalised inputs, labels, and the samples' positions in the training split.
+
+    ``stages`` is what the extractor says of them, its output and feature maps, where that is known already.
+    """
 
     x: Tensor
     y: Tensor
     index: Tensor
+    stages: tuple[Tensor, list[Tensor]] | None = None
 
 
 def normalise(x: Tensor) -> Tensor:
@@ -26,6 +30,13 @@ def normalise(x: Tensor) -> Tensor:
     if x.dtype == torch.uint8:
         x = x.float().div_(127.5).sub_(1.0)
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """Return the rows ``index``, (n,), of ``x``: ``x[index]``, but images come laid out channels last in memory."""
+    if x.dim() == 4:
+        return x.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)
+    return x.index_select(0, index)
 
 
 def epoch(split: Split, batch_size: int, order: torch.Generator, *, no_single: bool) -> Iterator[Batch]:
@@ -43,10 +54,16 @@ def epoch(split: Split, batch_size: int, order: torch.Generator, *, no_single: b
     if no_single and len(slices) > 1 and len(slices[-1]) == 1:
         slices[-2:] = [torch.cat(slices[-2:])]
     for index in slices:
-        yield Batch(normalise(split.x[index]), split.y[index], index)
+        yield Batch(normalise(take(split.x, index)), split.y[index], index)
 
 
-def passes(split: Split, batch_size: int = 512) -> Iterator[Batch]:
-    """Go once through ``split`` in its own order, for evaluation or to extract features."""
-    for index in torch.split(torch.arange(len(split), device=split.x.device), batch_size):
-        yield Batch(normalise(split.x[index]), split.y[index], index)
+def passes(split: Split) -> Iterator[Batch]:
+    """Go once through ``split`` in its own order, for evaluation or to extract features.
+
+    On a CPU batches are small: memory of more than 32 MiB, as large feature maps take, goes back to the system and is
+    fetched anew, page by page, with every batch.
+    """
+    size = 512 if split.x.is_cuda else 64
+    whole = (split.x, split.y, torch.arange(len(split), device=split.x.device))
+    for x, y, index in zip(*(torch.split(tensor, size) for tensor in whole), strict=True):
+        yield Batch(normalise(x), y, index)

@@ -7,6 +7,7 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,8 +17,9 @@ from flwr.client import NumPyClient
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from client_app.batches import Batch, epoch, passes
+from client_app.batches import Batch, epoch, normalise, passes, take
 from client_app.prototypes import class_means, stack
+from client_app.runtime import training_type
 from client_app.state import ClientState
 from common.config import RunConfig, Scalar, key_of
 from common.errors import FloretError
@@ -27,6 +29,8 @@ from models import Part, SplitModel, Stack, build_model, feature_width, tensor_n
 
 MODEL = "model."
 MEMORY = "memory."
+# How much of a teacher's answers a client keeps in memory during a round.
+TEACHING_BYTES = 256 * 2**20
 
 Loss = Callable[[Batch], Tensor]
 
@@ -62,6 +66,7 @@ class FloretClient(NumPyClient):
         self.setting = setting
         self.config = setting.config
         self.device = setting.device
+        self._type = training_type(setting.config.precision, setting.device)
         self.model: SplitModel
         self.memory: dict[str, Tensor] = {}
         self.received: dict[str, Tensor] = {}
@@ -144,7 +149,7 @@ class FloretClient(NumPyClient):
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the loss of one training batch: cross entropy."""
-        return F.cross_entropy(self.model(batch.x), batch.y)
+        return F.cross_entropy(self.model.head(self.stages(batch)[0]), batch.y)
 
     def upload(self) -> dict[str, Tensor]:
         """Return what is sent to the server, by name: the shared part of the model."""
@@ -188,37 +193,44 @@ class FloretClient(NumPyClient):
     def run_turns(self, epochs: int, turns: Sequence[tuple[list[nn.Parameter], Loss]]) -> float:
         """Go ``epochs`` times through the training data; on each batch take one step for every turn, in order.
 
-        Each turn has its own SGD over its own parameters, and while it steps, everything else is frozen.
+        Each turn has its own SGD over its own parameters, and while it steps, everything else is frozen. The extractor
+        may be trained in the last turn only: it is asked once about a batch, and all turns get its answer.
 
         Returns:
             The mean of the last turn's loss over all batches.
         """
-        optimizers = [
-            torch.optim.SGD(
-                parameters, lr=self.message["lr"], momentum=self.config.momentum, weight_decay=self.config.weight_decay
-            )
-            for parameters, _ in turns
-        ]
+        optimizers = [self._optimizer(parameters) for parameters, _ in turns]
         self.model.train()
         everything = {*self.model.parameters(), *(p for parameters, _ in turns for p in parameters)}
-        chosen: list[nn.Parameter] = []
+        thaws = [partial(_thaw, parameters, everything.difference(parameters)) for parameters, _ in turns]
+        thaws[-1]()
         # Summed on the device, so that no step waits for the host.
         total, batches = torch.zeros((), device=self.device), 0
         for _ in range(epochs):
             for batch in self.training_batches():
-                for (parameters, loss), optimizer in zip(turns, optimizers, strict=True):
-                    if parameters is not chosen:
-                        chosen = parameters
-                        only = set(parameters)
-                        for parameter in everything:
-                            parameter.requires_grad_(parameter in only)
+                shown = self._shown(batch, len(turns))
+                for thaw, part, (_, loss), optimizer in zip(thaws, shown, turns, optimizers, strict=True):
+                    if len(turns) > 1:
+                        thaw()
                     optimizer.zero_grad(set_to_none=True)
-                    value = loss(batch)
+                    with self.autocast():
+                        value = loss(part)
                     value.backward()  # type: ignore[no-untyped-call]
                     optimizer.step()
                 total += value.detach()
                 batches += 1
         return float(total) / batches
+
+    def autocast(self) -> torch.autocast:
+        """Return a context in which networks compute as ``precision`` says; their outputs and all losses are float32.
+
+        For training only, not for what is measured or served; weights must not change while it lasts.
+        """
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._type == torch.bfloat16)
+
+    def stages(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        """Return the extractor's output for a batch, and the feature maps of its stages."""
+        return batch.stages or self.model.extractor.stages(batch.x)
 
     def training_batches(self) -> Iterable[Batch]:
         """Return the batches of one epoch, in the next order of this client and round."""
@@ -240,8 +252,31 @@ class FloretClient(NumPyClient):
     def training_features(self, extractor: nn.Module) -> Tensor:
         """Return the outputs of ``extractor`` for the training data in order, (samples, d), without gradients."""
         extractor.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self.autocast():
             return torch.cat([extractor(batch.x).flatten(1) for batch in passes(self.data.train)])
+
+    def teaching(self, teacher: Callable[[Tensor], list[Tensor]]) -> Callable[[Batch], list[Tensor]]:
+        """Return a function from a training batch to what a frozen ``teacher`` says of it, without gradients.
+
+        Training data do not change during a round, so with several epochs the teacher is asked once about all of them
+        if its answers fit into ``TEACHING_BYTES``; else about every batch.
+
+        Args:
+            teacher: from normalised inputs to tensors, the samples along the first dimension of each.
+        """
+        train = self.data.train
+        with torch.no_grad(), self.autocast():
+            one = teacher(normalise(train.x[:1]))
+            size = len(train) * sum(tensor.numel() * tensor.element_size() for tensor in one)
+            if self.config.local_epochs > 1 and size <= TEACHING_BYTES:
+                said = [torch.cat(parts) for parts in zip(*(teacher(b.x) for b in passes(train)), strict=True)]
+                return lambda batch: [take(tensor, batch.index) for tensor in said]
+        return torch.no_grad()(lambda batch: teacher(batch.x))
+
+    @cached_property
+    def feature_width(self) -> int:
+        """The number of features of a sample."""
+        return feature_width(self.model, self.data.input_shape)
 
     def local_prototypes(self) -> dict[str, Tensor]:
         """Return the mean feature of each class of the training data under the extractor as it is, by name."""
@@ -249,8 +284,7 @@ class FloretClient(NumPyClient):
 
     def known_prototypes(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the prototypes among ``tensors`` as in ``prototypes.stack``, for this model's classes and features."""
-        width = feature_width(self.model, self.data.input_shape)
-        return stack(tensors, self.model.classifier.out_features, width, self.device)
+        return stack(tensors, self.model.classifier.out_features, self.feature_width, self.device)
 
     def test_loss(self) -> float:
         """Return the mean cross entropy of the personal model on the test split."""
@@ -286,7 +320,26 @@ class FloretClient(NumPyClient):
     # The house
 
     def _placed(self, split: Split) -> Split:
-        return Split(split.x.to(self.device), split.y.to(self.device))
+        layout = torch.channels_last if split.x.dim() == 4 else torch.preserve_format
+        return Split(split.x.to(self.device, memory_format=layout), split.y.to(self.device))
+
+    def _optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            parameters,
+            lr=self.message["lr"],
+            momentum=self.config.momentum,
+            weight_decay=self.config.weight_decay,
+            fused=self.device.type in ("cpu", "cuda"),
+        )
+
+    def _shown(self, batch: Batch, turns: int) -> list[Batch]:
+        """Return the batch as each turn gets it: with the extractor's answer, whose graph only the last turn gets."""
+        if turns == 1:
+            return [batch]
+        with self.autocast():
+            output, maps = self.model.extractor.stages(batch.x)
+        detached = replace(batch, stages=(output.detach(), [m.detach() for m in maps]))
+        return [*[detached] * (turns - 1), replace(batch, stages=(output, maps))]
 
     def begin(self, parameters: list[np.ndarray], config: dict[str, Any]) -> None:
         """Read a message and bring back the personal model and the memory of the last round taken part in."""
@@ -297,11 +350,16 @@ class FloretClient(NumPyClient):
         }
         seed = self.config.seed
         self.order = torch_generator(seed, "batches", self.setting.name, config["round"])
-        model = self.initial_model().to(self.device)
-        self.model = model.to(memory_format=torch.channels_last)
         kept = self.setting.state.load()
+        own = _strip(kept, MODEL)
+        # What the state overwrites needs no initial weights: of a large model they take longer than a step.
+        model = (self.new_model(None) if own else self.initial_model()).to(self.device)
+        self.model = model.to(memory_format=torch.channels_last)
         try:
-            self.load_tensors(_strip(kept, MODEL))
+            self.load_tensors(own)
+            lacking = set(self.model.state_dict()).difference(own)
+            if own and lacking:
+                raise FloretError(f"it has no tensor {min(lacking)}")
         except FloretError as error:
             raise FloretError(
                 f"the client's state is of another model ({error}); give this federation another name with the key "
@@ -316,8 +374,8 @@ class FloretClient(NumPyClient):
         """Return the model before the first round: the same weights as the server's and every other client's."""
         return self.new_model(torch_generator(self.config.seed, "model"))
 
-    def new_model(self, generator: torch.Generator) -> SplitModel:
-        """Return a model of the federation's kind with weights drawn from ``generator``."""
+    def new_model(self, generator: torch.Generator | None) -> SplitModel:
+        """Return a model of the federation's kind with weights drawn from ``generator``, without one with any."""
         classes, head_layers = self.message["num-classes"], self.message["head-layers"]
         return build_model(self.config.model, self.data.input_shape, classes, head_layers, generator)
 
@@ -343,9 +401,18 @@ class FloretClient(NumPyClient):
         return {f"{when}.{name}": self.accuracy(split) for name, split in splits.items() if len(split)}
 
     def _check_finite(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, tensor in tensors.items():
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        finite = {name: torch.isfinite(t).all() for name, t in tensors.items() if t.is_floating_point()}
+        # Looked at together, so that a GPU is waited for once.
+        for name, fine in zip(finite, torch.stack(list(finite.values())).tolist(), strict=True):
+            if not fine:
                 raise FloretError(f"training diverged: {name} is not finite; lower lr (now {self.message['lr']:g})")
+
+
+def _thaw(parameters: Iterable[nn.Parameter], others: Iterable[nn.Parameter]) -> None:
+    for frozen in others:
+        frozen.requires_grad_(False)
+    for parameter in parameters:
+        parameter.requires_grad_(True)
 
 
 def _strip(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

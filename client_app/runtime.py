@@ -54,6 +54,23 @@ def use_threads(config: RunConfig) -> None:
     torch.set_num_threads(config.threads)
 
 
+def training_type(precision: str, device: torch.device) -> torch.dtype:
+    """Return the type in which networks compute in training: what the key ``precision`` names.
+
+    ``auto`` is bfloat16 where the device multiplies it natively (a CPU with AMX or AVX512-BF16, a GPU that can), else
+    float32.
+    """
+    if precision == "auto":
+        if device.type == "cuda":
+            native = torch.cuda.is_bf16_supported(including_emulation=False)
+        else:
+            native = device.type == "cpu" and (
+                torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+            )
+        return torch.bfloat16 if native else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
+
+
 def device_of(name: str) -> torch.device:
     """Return the device that the key ``device`` names; ``auto`` is a GPU where this process sees one.
 

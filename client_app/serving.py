@@ -192,7 +192,8 @@ def load_personal(store: FileStore, device: str = "cpu") -> Personal:
         raise FloretError(f"{store.directory}: has no personal model yet")
     about = state.about
     try:
-        config = replace(read_keys(RunConfig, about["config"]), device=device)
+        # A state from before there was a choice was trained in float32.
+        config = replace(read_keys(RunConfig, {"precision": "float32"} | about["config"]), device=device)
         inputs = about["inputs"]
         shape, dtype = tuple(inputs["shape"]), getattr(torch, inputs["dtype"])
         message = {**about["message"], "names": []}

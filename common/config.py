@@ -160,6 +160,7 @@ class RunConfig:
     momentum: float = between(0, 0.9999)
     weight_decay: float = between(0)
     device: str
+    precision: str = choice("float32", "bfloat16", "auto")
     threads: int = between(1)
     output_dir: str = field(metadata={"check": absolute_path})
     checkpoint_every: int = between(0)

@@ -40,16 +40,16 @@ def head_layers(name: str, input_shape: tuple[int, ...], head: Head) -> int:
 
 
 def build_model(
-    name: str, input_shape: tuple[int, ...], classes: int, head_layers: int, generator: torch.Generator
+    name: str, input_shape: tuple[int, ...], classes: int, head_layers: int, generator: torch.Generator | None
 ) -> SplitModel:
-    """Return a freshly initialised model.
+    """Return a freshly initialised model, or one whose weights are still to be filled in.
 
     Args:
         name: a key of ``MODELS``.
         input_shape: (channels, height, width), (features,), or the length of a text, (words,).
         classes: width of the last layer.
         head_layers: how many of the last layers form the head; the layers before them are the extractor.
-        generator: the only source of randomness of the initial weights.
+        generator: the only source of randomness of the initial weights; with None all tensors are as memory was.
 
     Raises:
         ConfigError: the split leaves no extractor, or the model cannot take such inputs.
@@ -62,7 +62,8 @@ def build_model(
             raise ConfigError(f"head-layers = {head_layers}: must be from 1 to {len(stack) - 1}, {have}")
         model = SplitModel(_stack(stack[:-head_layers]), _head(stack[-head_layers:]))
     model.to_empty(device="cpu")
-    initialise(model, generator, _GAINS.get(name, 1.0))
+    if generator is not None:
+        initialise(model, generator, _GAINS.get(name, 1.0))
     return model
 
 

@@ -20,14 +20,21 @@ class Stack(nn.Sequential):
             self.add_module(name, module)
         self.stage_ends = tuple(stage_ends)
 
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output for ``x``; float32 under autocast, too."""
+        return super().forward(x).float()  # type: ignore[no-any-return, no-untyped-call]
+
     def stages(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return the output for ``x`` and the feature maps, each (batch, channels, height, width), of the stages."""
+        """Return the output for ``x`` and the feature maps, each (batch, channels, height, width), of the stages.
+
+        Under autocast the output is float32, the maps are of the type that the modules compute in.
+        """
         maps: list[Tensor] = []
         for name, module in self.named_children():
             x = module(x)
             if name in self.stage_ends:
                 maps.append(x)
-        return x, maps
+        return x.float(), maps
 
 
 class SplitModel(nn.Module):

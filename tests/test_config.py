@@ -35,6 +35,7 @@ from tests.harness import ROOT, run_config
         ({"lr": float("nan")}, "lr = nan: must be a number"),
         ({"download": "yes"}, "download = 'yes': must be true or false"),
         ({"batch_norm": "frozen"}, "batch-norm = 'frozen': must be one of shared, local"),
+        ({"precision": "float16"}, "precision = 'float16': must be one of float32, bfloat16, auto"),
         ({"output_dir": "runs"}, "output-dir = 'runs': must be an absolute path"),
         ({"data_dir": "data"}, "data-dir = 'data': must be an absolute path"),
         ({"validation_fraction": 0.5, "test_fraction": 0.5}, "together they must leave at least 0.05 for training"),

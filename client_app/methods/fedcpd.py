@@ -21,10 +21,13 @@ def contrast_loss(features: Tensor, labels: Tensor, prototypes: Tensor, known: T
     FedCPD section 3.4, the global prototype contrastive loss; classes without a prototype are no negatives, and a
     sample whose class has none adds nothing, but counts in the mean. Arguments as in ``alignment_loss``.
     """
-    similarity = F.cosine_similarity(features.unsqueeze(1), prototypes.unsqueeze(0), dim=2) / tau
+    # As F.cosine_similarity has it, but without (batch, classes, d) numbers in between.
+    own, others = (F.normalize(vectors, dim=1, eps=1e-8) for vectors in (features, prototypes))
+    with torch.autocast(features.device.type, enabled=False):
+        similarity = own @ others.T / tau
     logits = similarity.masked_fill(~known, -torch.inf)
-    own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
-    loss = torch.where(known[labels], torch.logsumexp(logits, 1) - own, torch.zeros_like(own))
+    at_own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
+    loss = torch.where(known[labels], torch.logsumexp(logits, 1) - at_own, torch.zeros_like(at_own))
     return loss.mean()
 
 
@@ -72,12 +75,15 @@ class FedCPD(FloretClient):
     def train(self) -> float:
         """Step the head, then extractor and blocks, on every batch (Algorithm 1, lines 5-16)."""
         self._prototypes = self.known_prototypes(self.received)
+        self._any_known = bool(self._prototypes[1].any())
         extractor = list(self.model.extractor.parameters())
         self._blocks: Distillation | None = None
         if self.parameter("distill"):
             self._blocks = self._own_blocks()
-            self._teacher_blocks = copy.deepcopy(self._blocks).requires_grad_(False)
             extractor += list(self._blocks.parameters())
+            if self._teacher is not None:
+                teacher, blocks = self._teacher, copy.deepcopy(self._blocks).requires_grad_(False)
+                self._targets = self.teaching(lambda x: blocks.teacher(teacher.stages(x)[1]))
         loss = self.run_turns(
             self.config.local_epochs, [(list(self.model.head.parameters()), super().loss), (extractor, self.loss)]
         )
@@ -90,19 +96,18 @@ class FedCPD(FloretClient):
 
         The head's turn takes cross entropy alone: the other terms do not depend on the head.
         """
-        output, maps = self.model.extractor.stages(batch.x)
+        output, maps = self.stages(batch)
         features = output.flatten(1)
         loss = F.cross_entropy(self.model.head(output), batch.y)
         if self.parameter("align"):
             alignment = alignment_loss(features, batch.y, *self._prototypes, "sum")
             loss = loss + float(self.parameter("alpha")) * alignment
-        if self.parameter("contrast") and self._prototypes[1].any():
+        if self.parameter("contrast") and self._any_known:
             contrast = contrast_loss(features, batch.y, *self._prototypes, float(self.parameter("tau")))
             loss = loss + float(self.parameter("beta")) * contrast
         if self._blocks is not None and self._teacher is not None:
-            with torch.no_grad():
-                target = self._teacher_blocks.teacher(self._teacher.stages(batch.x)[1])
-            loss = loss + float(self.parameter("gamma")) * distillation_loss(self._blocks.student(maps), target)
+            distillation = distillation_loss(self._blocks.student(maps), self._targets(batch))
+            loss = loss + float(self.parameter("gamma")) * distillation
         return loss
 
     def upload(self) -> dict[str, Tensor]:

@@ -66,7 +66,7 @@ class FedDFPA(FloretClient):
 
     def loss(self, batch: Batch) -> Tensor:
         """Return cross entropy plus the alignments that are on; without a prototype a class has no alignment."""
-        output = self.model.extractor(batch.x)
+        output, _ = self.stages(batch)
         features = output.flatten(1)
         loss = F.cross_entropy(self.model.head(output), batch.y)
         if self.parameter("align-global"):

@@ -30,7 +30,7 @@ class FedProto(FloretClient):
 
     def loss(self, batch: Batch) -> Tensor:
         """Return cross entropy plus the alignment of features to the global prototypes (equation 7)."""
-        output = self.model.extractor(batch.x)
+        output, _ = self.stages(batch)
         loss = F.cross_entropy(self.model.head(output), batch.y)
         weight = float(self.parameter("lambda"))
         return loss + weight * alignment_loss(output.flatten(1), batch.y, self._prototypes, self._known, "mean")

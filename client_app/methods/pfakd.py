@@ -23,7 +23,7 @@ def attention_map(feature_map: Tensor) -> Tensor:
 
     Zagoruyko and Komodakis 2017, section 3.1, the map ``F_sum^2``.
     """
-    return F.normalize(feature_map.square().sum(1).flatten(1), dim=1)
+    return F.normalize(feature_map.float().square().sum(1).flatten(1), dim=1)
 
 
 def attention_loss(own: list[Tensor], received: list[Tensor]) -> Tensor:
@@ -51,23 +51,22 @@ class PFAKD(FloretClient):
 
     def train(self) -> float:
         """Train against what the received extractor, frozen, says of each sample; it is asked once a round."""
-        self._teacher = self.frozen_extractor()
         self._beta = float(self.parameter("beta"))
         self._attention = bool(self.parameter("attention-transfer"))
         if self._beta:
-            self._features = self.training_features(self._teacher)
+            self._features = self.training_features(self.model.extractor)
+        if self._attention:
+            teacher = self.frozen_extractor()
+            self._looked = self.teaching(lambda x: [attention_map(m) for m in teacher.stages(x)[1]])
         return super().train()
 
     def loss(self, batch: Batch) -> Tensor:
         """Return cross entropy + beta * distillation (equation 2), and the attention transfer if it is on."""
-        output, maps = self.model.extractor.stages(batch.x)
+        output, maps = self.stages(batch)
         loss = F.cross_entropy(self.model.head(output), batch.y)
         if self._beta:
             reduction = str(self.parameter("distill-reduction"))
             loss = loss + self._beta * distillation_loss(output.flatten(1), self._features[batch.index], reduction)
         if self._attention:
-            with torch.no_grad():
-                _, received = self._teacher.stages(batch.x)
-            weight = float(self.parameter("attention-weight"))
-            loss = loss + weight * attention_loss(maps, [attention_map(m) for m in received])
+            loss = loss + float(self.parameter("attention-weight")) * attention_loss(maps, self._looked(batch))
         return loss

@@ -1,0 +1,46 @@
+"""Processes that share CPUs: each with one thread, and each with as many as there are CPUs."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.measure import Row, pair, together
+from benchmarks.training import EPOCHS, Case, Ours
+
+PROCESSES = 2
+SECONDS = 4.0
+
+
+def run(repeats: int) -> list[Row]:
+    """Return the row of this benchmark: clients of FedPer that train on the same CPUs at the same time."""
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    if len(cpus) < PROCESSES:
+        print(f"threads: needs {PROCESSES} CPUs, there are {len(cpus)}", file=sys.stderr)
+        return []
+    samples = [
+        (
+            together(PROCESSES, SECONDS, prepare, 1, cpus[:PROCESSES]),
+            together(PROCESSES, SECONDS, prepare, PROCESSES, cpus[:PROCESSES]),
+        )
+        for _ in range(max(repeats, 3))
+    ]
+    name = f"threads: {PROCESSES} clients at once on {PROCESSES} CPUs, 1 thread each; {PROCESSES} threads each"
+    return [pair(name, "samples/s", samples, "times that")]
+
+
+def prepare(threads: int, cpus: list[int]) -> Callable[[], float]:
+    """Return a client's training, on ``cpus`` and no others, which says how many samples it took."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cpus)
+    case = Case("fedper", "cnn2", 64, 320, threads)
+    with tempfile.TemporaryDirectory() as folder:
+        ours = Ours(case, Path(folder))
+
+    def work() -> float:
+        ours.prepare()
+        ours.train()
+        return EPOCHS * case.samples
+
+    return work
