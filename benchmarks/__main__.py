@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks.measure import Row, hardware, table
 
 NAMES = {
+    "simulation": "a round of flwr run with all that is around training, against the bare training of its clients",
     "server": "memory and throughput of folding replies, against numpy's in-place multiply-add",
     "latency": "seconds a round on real processes: stock Flower, Floret's app on stock nodes, Floret's nodes",
     "training": "samples a second in local training: Floret's clients, the same written by hand, plain PyTorch",

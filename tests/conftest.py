@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +69,13 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path, second
 @pytest.fixture(scope="session")
 def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
     """A SuperLink in simulation mode that ends with the tests."""
-    folder = tmp_path_factory.mktemp("simulator")
+    with running_simulator(tmp_path_factory.mktemp("simulator")) as started:
+        yield started
+
+
+@contextmanager
+def running_simulator(folder: Path) -> Iterator[Simulator]:
+    """Start a SuperLink in simulation mode whose files are below ``folder``, and end it."""
     home, output = folder / "flwr", folder / "runs"
     home.mkdir()
     output.mkdir()
