@@ -25,7 +25,7 @@ from common.config import RunConfig, Scalar, key_of
 from common.errors import FloretError
 from common.seeds import torch_generator
 from data import ClientData, Split
-from models import Part, SplitModel, Stack, build_model, feature_width, tensor_names
+from models import Part, SplitModel, Stack, build_model, tensor_names
 
 MODEL = "model."
 MEMORY = "memory."
@@ -266,17 +266,19 @@ class FloretClient(NumPyClient):
         """
         train = self.data.train
         with torch.no_grad(), self.autocast():
-            one = teacher(normalise(train.x[:1]))
-            size = len(train) * sum(tensor.numel() * tensor.element_size() for tensor in one)
-            if self.config.local_epochs > 1 and size <= TEACHING_BYTES:
-                said = [torch.cat(parts) for parts in zip(*(teacher(b.x) for b in passes(train)), strict=True)]
+            answers = (teacher(batch.x) for batch in passes(train)) if self.config.local_epochs > 1 else iter(())
+            first = next(answers, None)
+            if first and sum(part.nbytes / len(part) for part in first) * len(train) <= TEACHING_BYTES:
+                said = [torch.cat(parts) for parts in zip(first, *answers, strict=True)]
                 return lambda batch: [take(tensor, batch.index) for tensor in said]
         return torch.no_grad()(lambda batch: teacher(batch.x))
 
     @cached_property
-    def feature_width(self) -> int:
-        """The number of features of a sample."""
-        return feature_width(self.model, self.data.input_shape)
+    def widths(self) -> tuple[int, list[int]]:
+        """The number of features of a sample, and of channels of each convolutional stage."""
+        with torch.no_grad():
+            output, maps = self.model.extractor.eval().stages(normalise(self.data.train.x[:1]))
+        return output.numel(), [stage.shape[1] for stage in maps]
 
     def local_prototypes(self) -> dict[str, Tensor]:
         """Return the mean feature of each class of the training data under the extractor as it is, by name."""
@@ -284,7 +286,7 @@ class FloretClient(NumPyClient):
 
     def known_prototypes(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the prototypes among ``tensors`` as in ``prototypes.stack``, for this model's classes and features."""
-        return stack(tensors, self.model.classifier.out_features, self.feature_width, self.device)
+        return stack(tensors, self.model.classifier.out_features, self.widths[0], self.device)
 
     def test_loss(self) -> float:
         """Return the mean cross entropy of the personal model on the test split."""

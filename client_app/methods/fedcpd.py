@@ -116,10 +116,7 @@ class FedCPD(FloretClient):
 
     def _own_blocks(self) -> Distillation:
         """Return the blocks as the last round left them; in the first round freshly drawn."""
-        with torch.no_grad():
-            zeros = torch.zeros(1, *self.data.input_shape, device=self.device)
-            channels = [m.shape[1] for m in self.model.extractor.eval().stages(zeros)[1]]
-        blocks = Distillation(channels, int(self.parameter("fusion-width")))
+        blocks = Distillation(self.widths[1], int(self.parameter("fusion-width")))
         initialise(blocks, torch_generator(self.config.seed, "distillation", self.setting.name))
         kept = {n.removeprefix(PREFIX): t for n, t in self.memory.items() if n.startswith(PREFIX)}
         if kept:
