@@ -276,8 +276,11 @@ class FloretClient(NumPyClient):
     @cached_property
     def widths(self) -> tuple[int, list[int]]:
         """The number of features of a sample, and of channels of each convolutional stage."""
+        # Not a training sample: a client that only serves has none.
+        kind = self.data.train.x.dtype
+        sample = normalise(torch.zeros(1, *self.data.input_shape, dtype=kind, device=self.device))
         with torch.no_grad():
-            output, maps = self.model.extractor.eval().stages(normalise(self.data.train.x[:1]))
+            output, maps = self.model.extractor.eval().stages(sample)
         return output.numel(), [stage.shape[1] for stage in maps]
 
     def local_prototypes(self) -> dict[str, Tensor]:
