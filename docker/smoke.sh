@@ -26,8 +26,8 @@ finish() {
   fi
   compose --profile cli down --volumes --remove-orphans --timeout 5 >/dev/null 2>&1 || true
   # What the containers wrote may belong to another user.
-  docker run --rm --user 0:0 --volume "$work:/work" --entrypoint sh "${FLORET_IMAGE:-floret}" \
-    -c 'rm -rf /work/runs /work/certificates' >/dev/null 2>&1 || true
+  docker run --rm --user 0:0 --volume "$work:/mounted" --entrypoint sh "${FLORET_IMAGE:-floret}" \
+    -c 'rm -rf /mounted/runs /mounted/certificates' >/dev/null 2>&1 || true
   rm -rf "$work"
   exit "$code"
 }
@@ -158,7 +158,7 @@ def read(name):
     return kept
 assert read("disturbed") == read("undisturbed"), (read("disturbed"), read("undisturbed"))
 '
-docker run --rm --user 0:0 --volume "$work:/work" --entrypoint sh "${FLORET_IMAGE:-floret}" -c 'rm -rf /work/runs/*'
+docker run --rm --user 0:0 --volume "$work:/mounted" --entrypoint sh "${FLORET_IMAGE:-floret}" -c 'rm -rf /mounted/runs/*'
 check "the federation is taken down" compose down --volumes --timeout 10
 
 # 2. TLS and node keys.
