@@ -3,10 +3,14 @@
 import multiprocessing
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
 from common.errors import FloretError
+
+# Seconds that a killed warm process has to be gone and a new one to be started.
+_PATIENCE = 10.0
 
 
 class LostError(FloretError):
@@ -43,10 +47,7 @@ class Warm:
         Raises:
             LostError: it was killed, by this method or from elsewhere, or ended by itself.
         """
-        here, there = self._context.Pipe()
-        process: ForkServerProcess = self._context.Process(target=_run, args=(name, there, *arguments))
-        process.start()
-        there.close()
+        process, here = self._start(name, arguments)
         deadline = time.monotonic() + seconds
         try:
             for part in parts:
@@ -67,6 +68,30 @@ class Warm:
             if process.is_alive():
                 process.kill()
                 process.join(10)
+
+    def _start(self, name: str, arguments: tuple[Any, ...]) -> tuple[ForkServerProcess, Connection]:
+        """Return a fork that waits for what is sent to it, and the connection to it.
+
+        A warm process that was killed refuses or hangs up until the system has put it away and a new one is started.
+
+        Raises:
+            LostError: none can be started.
+        """
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            here, there = self._context.Pipe()
+            process: ForkServerProcess = self._context.Process(target=_run, args=(name, there, *arguments))
+            try:
+                process.start()
+            except (EOFError, OSError) as error:
+                here.close()
+                if time.monotonic() > deadline:
+                    raise LostError(f"the warm process does not start ({error})") from error
+                time.sleep(0.05)
+            else:
+                return process, here
+            finally:
+                there.close()
 
 
 def _run(name: str, *arguments: Any) -> None:
