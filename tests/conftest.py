@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,6 +17,9 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from tests.harness import ROOT
+
+if TYPE_CHECKING:
+    from tests.deployment import Deployment
 
 BIN = Path(sys.executable).parent
 
@@ -114,3 +118,15 @@ def running_simulator(folder: Path) -> Iterator[Simulator]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(10)
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> "Iterator[Deployment]":
+    """A SuperLink with its own folder; what was started for it is ended."""
+    from tests.deployment import Deployment  # which needs the ports of this module
+
+    deployment = Deployment(tmp_path / "deployment")
+    try:
+        yield deployment
+    finally:
+        deployment.end()

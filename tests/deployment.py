@@ -16,6 +16,9 @@ from tests.conftest import free_port, wait_for_port
 from tests.harness import ROOT
 
 BIN = Path(sys.executable).parent
+# Training that takes some seconds, so that there is a middle to be killed in.
+LONG: dict[str, Any] = {"method": "fedper", "local_epochs": 400, "min_clients": 2}
+SHORT: dict[str, Any] = {"method": "fedper", "local_epochs": 2, "min_clients": 2}
 
 
 class Process:
@@ -189,3 +192,30 @@ def children(pid: int) -> list[int]:
         if parent == pid:
             found += [child, *children(child)]
     return found
+
+
+def commands(pids: list[int]) -> dict[int, str]:
+    """Return the command lines of those processes that are there."""
+    lines = subprocess.run(["ps", "-e", "-ww", "-o", "pid=,args="], capture_output=True, text=True).stdout.splitlines()
+    table = {int(line.split()[0]): line.split(maxsplit=1)[1] for line in lines if "<defunct>" not in line}
+    return {pid: table[pid] for pid in pids if pid in table}
+
+
+def below(process: Process, part: str) -> list[int]:
+    """Return the pids of the processes below ``process`` whose command has ``part``, parents first."""
+    return [pid for pid, command in commands(children(process.popen.pid)).items() if part in command]
+
+
+def in_round(node: Process, server_round: int) -> None:
+    """Return while the node is training in this round."""
+    node.wait_for(rf"ROUND {server_round}\]\s+INFO :\s+Receiving: train.*\n.*Received successfully", 90)
+    # The warm process and the fork that has this message.
+    until(lambda: len(below(node, "forkserver")) == 2, "no fork of the warm process", 30)
+
+
+def refused(deployment: Deployment) -> list[tuple[int, str, str]]:
+    return [(line["round"], r["client"], r["reason"]) for line in deployment.history() for r in line["refused"]]
+
+
+def trained(deployment: Deployment) -> list[list[str]]:
+    return [sorted(n for n, c in line["clients"].items() if c["trained"]) for line in deployment.history()]

@@ -3,21 +3,11 @@
 import json
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from cli.main import floret
 from tests.conftest import BIN
 from tests.deployment import Deployment, finish
-
-
-@pytest.fixture
-def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    deployment = Deployment(tmp_path / "deployment")
-    yield deployment
-    deployment.end()
 
 
 def flwr(deployment: Deployment, *arguments: str) -> str:

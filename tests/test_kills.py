@@ -1,0 +1,102 @@
+"""Real processes killed or stopped in the middle of a run: the run ends, and nothing personal is lost."""
+
+import os
+import signal
+
+from client_app.node.warm import Warm
+from tests.deployment import LONG, Deployment, below, children, commands, finish, in_round, refused, trained, until
+
+
+def test_a_node_killed_in_mid_training_and_started_again(deployment: Deployment) -> None:
+    a, _ = deployment.nodes(2)
+    run = deployment.run(rounds=3, **LONG)
+    in_round(a, 2)
+    assert deployment.rounds_kept("a") == [1]
+    below_a = children(a.popen.pid)
+    a.kill()
+    until(lambda: not commands(below_a), "a killed node leaves processes behind", 30)
+    assert deployment.rounds_kept("a") == [1]
+    deployment.node("a", "--partition", "0/2")
+    log = finish(run)
+    assert "Client a is back" in log
+    assert "Client a was started again: its train message is sent again" in log
+    assert trained(deployment) == [["a", "b"]] * 3
+    assert refused(deployment) == []
+    assert deployment.rounds_kept("a") == deployment.rounds_kept("b") == [2, 3]
+
+
+def test_the_warm_process_killed_in_mid_training(deployment: Deployment) -> None:
+    a, b = deployment.nodes(2)
+    run = deployment.run(rounds=3, **LONG)
+    in_round(a, 2)
+    _, fork = below(a, "forkserver")
+    os.kill(fork, signal.SIGKILL)
+    a.wait_for(r"The client process did not answer: it was killed by signal 9", 30)
+    in_round(b, 3)
+    for pid in below(b, "forkserver"):  # the warm process, then its fork
+        os.kill(pid, signal.SIGKILL)
+    finish(run)
+    assert trained(deployment) == [["a", "b"]] * 3
+    assert refused(deployment) == []
+    assert deployment.rounds_kept("a") == deployment.rounds_kept("b") == [2, 3]
+
+
+def test_a_call_right_after_the_warm_process_was_killed() -> None:
+    warm = Warm(datasets=False)
+    for _ in range(2):
+        assert warm.call("check", [], ("", "cpu"), 60, lambda: True) == b""
+        (pid,) = (pid for pid, command in commands(children(os.getpid())).items() if "forkserver" in command)
+        os.kill(pid, signal.SIGKILL)
+        # Not waited for: the next call meets a process that is about to be gone.
+
+
+def test_the_server_app_killed_and_the_run_resumed(deployment: Deployment) -> None:
+    a, _ = deployment.nodes(2)
+    deployment.run(rounds=4, **LONG)
+    in_round(a, 3)
+    (server_app,) = below(deployment.superlink, "flwr-serverapp")
+    os.kill(server_app, signal.SIGKILL)
+    until(lambda: not commands([server_app]), "the ServerApp is still there", 30)
+    assert deployment.rounds_kept("a")[-1] in (2, 3)
+    again = deployment.run(rounds=4, **LONG, resume="latest")
+    log = finish(again)
+    assert "after round 2" in log
+    assert [line["round"] for line in deployment.history()] == [1, 2, 3, 4]
+    assert trained(deployment) == [["a", "b"]] * 4
+    assert deployment.rounds_kept("a") == deployment.rounds_kept("b") == [3, 4]
+
+
+def test_the_superlink_killed_and_started_again_with_its_database(deployment: Deployment) -> None:
+    a, _ = deployment.nodes(2)
+    run = deployment.run(rounds=4, **LONG)
+    in_round(a, 2)
+    inside = children(deployment.superlink.popen.pid)
+    deployment.superlink.kill()
+    until(lambda: not commands(inside), "processes of the SuperLink are left", 30)
+    run.end()
+    deployment.start_superlink()
+    log = finish(deployment.run(rounds=4, **LONG, resume="latest"), 200)
+    assert "Resuming" in log
+    assert trained(deployment) == [["a", "b"]] * 4
+    assert deployment.rounds_kept("a") == deployment.rounds_kept("b") == [3, 4]
+
+
+def test_a_node_that_hangs_past_the_timeout_is_gone_without_and_comes_back(deployment: Deployment) -> None:
+    a, b = deployment.nodes(2)
+    run = deployment.run(rounds=4, **LONG | {"local_epochs": 150}, round_timeout=15.0)
+    in_round(a, 2)
+    everything = [a.popen.pid, *children(a.popen.pid)]
+    for pid in everything:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        run.wait_for(r"round 2/4 .* 1 refused", 60)
+    finally:
+        for pid in everything:
+            os.kill(pid, signal.SIGCONT)
+    finish(run)
+    reasons = refused(deployment)
+    assert (2, "a", "no answer within round-timeout = 15 s") in reasons
+    assert {client for _, client, _ in reasons} == {"a"}
+    assert trained(deployment)[3] == ["a", "b"]
+    assert deployment.rounds_kept("a")[-1] == 4
+    assert b.popen.poll() is None
