@@ -160,7 +160,7 @@ def _learning_curves(run: Run) -> Markup:
             high = [min(1.0, _mean(spread) + (spread.std or 0)) for _, spread in wide]
             values += low + high
             axes.fill_between(rounds, low, high, color=colour, alpha=0.14, linewidth=0)
-            thin = {"linewidth": 1.4} if len(rounds) > 60 else _markers(rounds)
+            thin = {"linewidth": 1.4} if len(rounds) > 60 else markers(rounds)
             axes.plot(rounds, means, color=colour, label=f"{when} local training", **thin)
             part = [(number, _mean(spread)) for number, spread in every if number not in rounds]
             if part:
@@ -172,9 +172,9 @@ def _learning_curves(run: Run) -> Markup:
             values += means
             rounds = [number for number, _ in validation]
             axes.plot(rounds, means, color=AFTER, linewidth=1.2, dashes=(4, 3), label="after, validation split")
-        _rounds_axis(axes, run)
-        _percent_axis(axes, values)
-        _legend_above(axes)
+        rounds_axis(axes, run.last_round)
+        percent_axis(axes, values)
+        legend_above(axes)
 
     return draw(680, 440, "Learning curves: mean accuracy over clients in each round", paint)
 
@@ -184,9 +184,9 @@ def _loss(run: Run) -> Markup:
         axes = figure.subplots()
         points = [(line.round, line.loss) for line in run.rounds if line.loss is not None]
         rounds, losses = zip(*points, strict=True)
-        axes.plot(rounds, losses, color=INK, linewidth=1.6, **_markers(rounds))
+        axes.plot(rounds, losses, color=INK, linewidth=1.6, **markers(rounds))
         axes.set_ylim(bottom=min(0, *losses) if len(losses) > 1 else None)
-        _rounds_axis(axes, run)
+        rounds_axis(axes, run.last_round)
 
     return draw(340, 190, "Training loss in each round", paint)
 
@@ -207,8 +207,8 @@ def _bytes(run: Run) -> Markup:
         axes.axhline(0, color=MUTED, linewidth=1)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{abs(value):g}"))
         axes.set_ylabel("MB")
-        _rounds_axis(axes, run)
-        _legend_above(axes)
+        rounds_axis(axes, run.last_round)
+        legend_above(axes)
 
     return draw(340, 210, "Megabytes sent to the server (up) and to the clients (down) in each round", paint)
 
@@ -246,8 +246,8 @@ def _accuracy_per_client(run: Run) -> Markup:
             axes.set_xlabel("client, from the lowest accuracy after local training to the highest")
         else:
             axes.set_xlabel(f"{len(names)} clients, from the lowest accuracy after local training to the highest")
-        _percent_axis(axes, [*after, *(value for _, value in before)])
-        _legend_above(axes)
+        percent_axis(axes, [*after, *(value for _, value in before)])
+        legend_above(axes)
 
     return draw(WIDTH, 340, f"Accuracy of each client in round {last.round}", paint)
 
@@ -331,7 +331,7 @@ def _samples_per_client(run: Run) -> Markup:
         axes.set_xlim(-0.7, len(names) - 0.3)
         axes.set_xlabel("client" if few else f"client ({len(names)}, in the order of the table below)")
         axes.set_ylabel("samples")
-        _legend_above(axes)
+        legend_above(axes)
 
     return draw(WIDTH, 280, "Samples of each client", paint)
 
@@ -347,10 +347,10 @@ def _curves_of_runs(runs: Sequence[Run], when: str) -> Markup:
             points = _points(run.wide_rounds(when), when)
             if points:
                 rounds, means = [number for number, _ in points], [_mean(spread) for _, spread in points]
-                axes.plot(rounds, means, **_line(number), **_markers(rounds))
+                axes.plot(rounds, means, **line_style(number), **markers(rounds))
                 values += means
-        _rounds_axis(axes, *runs)
-        _percent_axis(axes, values)
+        rounds_axis(axes, max(run.last_round for run in runs))
+        percent_axis(axes, values)
 
     return draw(510, 350, f"Mean accuracy over clients {when} local training in each round, for each run", paint)
 
@@ -370,7 +370,7 @@ def _accuracy_by_bytes(runs: Sequence[Run]) -> Markup:
                     points.append((sent / 1e6, mean))
             if points:
                 amounts, means = zip(*points, strict=True)
-                axes.plot(amounts, means, **_line(number), alpha=0.55)
+                axes.plot(amounts, means, **line_style(number), alpha=0.55)
                 axes.plot(amounts[-1], means[-1], color=style(number)[0], marker="o", markersize=8)
                 values += means
                 totals.append(amounts[-1])
@@ -380,7 +380,7 @@ def _accuracy_by_bytes(runs: Sequence[Run]) -> Markup:
             axes.xaxis.set_minor_formatter("")
         axes.grid(visible=True, axis="x")
         axes.set_xlabel("MB sent, up and down, over all clients")
-        _percent_axis(axes, values)
+        percent_axis(axes, values)
 
     return draw(WIDTH, 340, "Mean accuracy after local training against the megabytes sent until then", paint)
 
@@ -420,12 +420,13 @@ def _clients_of_runs(runs: Sequence[Run], names: Sequence[str]) -> Markup:
         axes.set_ylim(len(runs) - 0.4, -0.6)
         axes.grid(visible=False, axis="y")
         axes.grid(visible=True, axis="x")
-        _percent_axis(axes, values, along="x")
+        percent_axis(axes, values, along="x")
 
     return draw(WIDTH, 70 + 54 * len(runs), "Accuracy of each client after local training, for each run", paint)
 
 
-def _line(number: int) -> dict[str, Any]:
+def line_style(number: int) -> dict[str, Any]:
+    """Return how matplotlib draws the ``number``-th run."""
     colour, dashes = style(number)
     return {"color": colour, "dashes": dashes} if dashes else {"color": colour}
 
@@ -443,7 +444,8 @@ def _mean(spread: Spread) -> float:
     return spread.mean
 
 
-def _markers(rounds: Sequence[int]) -> dict[str, Any]:
+def markers(rounds: Sequence[int]) -> dict[str, Any]:
+    """Return the dots of a curve: none where there are many rounds."""
     return {"marker": "o", "markersize": 5 if len(rounds) > 12 else 6} if len(rounds) <= 25 else {}
 
 
@@ -457,16 +459,17 @@ def _client_ticks(axes: Axes, names: Sequence[str]) -> None:
         axes.set_xticks(range(len(names)), labels)
 
 
-def _rounds_axis(axes: Axes, *runs: Run) -> None:
+def rounds_axis(axes: Axes, last: int) -> None:
+    """Show the rounds up to ``last``."""
     from matplotlib.ticker import MaxNLocator
 
-    last = max(max(run.last_round for run in runs), 1)
+    last = max(last, 1)
     axes.set_xlim(0.5, last + max(0.5, 0.02 * last))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     axes.set_xlabel("round")
 
 
-def _percent_axis(axes: Axes, values: Sequence[float], along: str = "y") -> None:
+def percent_axis(axes: Axes, values: Sequence[float], along: str = "y") -> None:
     """Show accuracies in [0, 1] in percent, from the 5 % step below the least to the one above the greatest."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -486,7 +489,8 @@ def _plain_numbers() -> Any:
     return FuncFormatter(lambda value, _: f"{value:g}")
 
 
-def _legend_above(axes: Axes) -> None:
+def legend_above(axes: Axes) -> None:
+    """Put the legend above the axes, where there is more than one thing to tell apart."""
     handles, _ = axes.get_legend_handles_labels()
     if len(handles) > 1:
         legend = axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(handles), borderaxespad=0.3)

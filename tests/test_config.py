@@ -1,17 +1,17 @@
 """Every mistake in a config is one line that names the key, the value, and what would be right."""
 
-import json
 import os
 import subprocess
 import sys
 from dataclasses import fields
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli.run import default_config, parse_run_config, split_arguments
-from cli.sweep import combinations, digest, markdown, rows
+from cli.sweep import combinations, markdown, rows, table_row
 from common.config import RunConfig, key_of
 from common.errors import ConfigError
 from server_app.settings import read_config
@@ -130,17 +130,14 @@ def test_a_grid_is_every_combination_of_its_values() -> None:
             combinations([text])
 
 
-def test_rows_of_a_sweep_are_ordered_by_validation(tmp_path: Path) -> None:
-    cells = [{"alpha": alpha, "seed": seed} for alpha in (0.1, 1.0) for seed in (0, 1)]
-    for cell, validation in zip(cells, (0.5, 0.7, 0.8, 0.9), strict=True):
-        run = tmp_path / digest(cell) / "run"
-        run.mkdir(parents=True)
-        spread = {"mean": 0.6, "std": 0.1, "worst_decile": 0.4}
-        (run / "summary.json").write_text(json.dumps({"bytes": {"up": 2e6, "down": 3e6}, "seconds": {"total": 9}}))
-        accuracy = {"after": {"validation": {"mean": validation}, "test": spread}, "before": {"test": None}}
-        (run / "history.jsonl").write_text(json.dumps({"accuracy": accuracy}) + "\n")
-    table = markdown(rows(tmp_path, [*cells, {"alpha": 5.0, "seed": 0}], ["alpha", "seed"]), ["alpha", "seed"])
-    assert table.splitlines()[2:] == [
+def test_rows_of_a_sweep_are_ordered_by_validation() -> None:
+    summary = {"test": 0.6, "std": 0.1, "worst_decile": 0.4, "before": None, "up": 2e6, "down": 3e6}
+    runs: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
+        ({"alpha": alpha, "seed": seed}, summary | {"validation": validation})
+        for (alpha, seed), validation in zip(product((0.1, 1.0), (0, 1)), (0.5, 0.7, 0.8, 0.9), strict=True)
+    ]
+    found = rows([*runs, ({"alpha": 5.0, "seed": 0}, None)], ["alpha", "seed"])
+    assert markdown(["alpha"], [table_row(shown, summaries) for shown, summaries in found]).splitlines()[2:] == [
         "| 1.0 | 2 | 85.0 ± 5.0 | 60.0 ± 0.0 | - | 10.0 ± 0.0 | 40.0 ± 0.0 | 2.0 | 3.0 |",
         "| 0.1 | 2 | 60.0 ± 10.0 | 60.0 ± 0.0 | - | 10.0 ± 0.0 | 40.0 ± 0.0 | 2.0 | 3.0 |",
         "| 5.0 | 0 | - | - | - | - | - | - | - |",

@@ -1,0 +1,445 @@
+"""Experiment files: a published table as data, the runs that it asks for, and what those runs say about it.
+
+A file of ``experiments/`` holds the setting, rows and columns, the numbers that the paper reports and the orderings
+that it claims. ``Experiment.read`` checks all of it; ``Experiment.placed`` makes the runs.
+"""
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from statistics import mean
+from typing import Any, Self
+
+import yaml
+
+from cli.cells import PLACES, Cell
+from common.config import nearest
+from common.errors import ConfigError
+
+# Samples of the pooled datasets, which a scale is a part of.
+SIZES = {
+    "digits": 1_797,
+    "mnist": 70_000,
+    "fashion-mnist": 70_000,
+    "cifar10": 60_000,
+    "cifar100": 60_000,
+    "svhn": 99_289,
+    "pathmnist": 107_180,
+    "ag-news": 127_600,
+}
+# A scaled run has no fewer rounds and samples than these.
+LEAST_ROUNDS, LEAST_SAMPLES = 2, 200
+
+Numbers = tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is compared: accuracy on the clients' test splits ``when``, averaged over the ``last_rounds`` rounds."""
+
+    when: str
+    last_rounds: int
+
+    def __str__(self) -> str:
+        rounds = "in the last round" if self.last_rounds == 1 else f"averaged over the last {self.last_rounds} rounds"
+        return f"mean accuracy over clients {self.when} local training, in percent, {rounds}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table: what it sets, and the number of clients where the column has its own."""
+
+    name: str
+    config: Mapping[str, Any]
+    clients: int | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row: what it sets, what the paper reports; ``missing`` says why Floret has no run for it.
+
+    ``when`` is that of the table unless the row has its own: a global model is what a client has *before* training.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    clients: int | None
+    missing: str
+    when: str
+    reported: Numbers
+    spread: Numbers
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An ordering that the paper claims: row ``higher`` is above each row of ``than``.
+
+    ``by`` at least so many points; a negative number allows it to be so many points behind.
+    """
+
+    text: str
+    higher: str
+    than: tuple[str, ...]
+    columns: tuple[str, ...]
+    by: float
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A run and its place in the table."""
+
+    row: str
+    column: str
+    seed: int
+    cell: Cell
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Where a claim holds, where it does not, and where a number is missing, by column."""
+
+    held: tuple[str, ...]
+    broken: Mapping[str, str]
+    unmeasured: tuple[str, ...]
+
+    def __str__(self) -> str:
+        measured = len(self.held) + len(self.broken)
+        if not measured:
+            return "not measured"
+        said = "held" if not self.broken else "not held" if not self.held else "held in part"
+        text = f"{said}: {len(self.held)} of {measured} columns"
+        if self.unmeasured:
+            text += f" ({len(self.unmeasured)} not measured)"
+        return text + "".join(f"; {column}: {why}" for column, why in self.broken.items())
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A published table. ``chosen`` says what the paper leaves open and what the file takes."""
+
+    stem: str
+    title: str
+    paper: str
+    table: int
+    measure: Measure
+    spread: str
+    clients: int
+    config: Mapping[str, Any]
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    claims: tuple[Claim, ...]
+    chosen: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file.
+
+        Raises:
+            ConfigError: names the file, the key and what is wrong.
+        """
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: is not YAML ({' '.join(str(error).split())})") from error
+        return cls(stem=path.stem, **_Reader(str(path)).experiment(content))
+
+    def placed(
+        self, seeds: Sequence[int], scale: float, data: "Data", federation: str, same: Mapping[str, Any]
+    ) -> list[Placed]:
+        """Return the runs of the table, without those of rows that Floret does not have.
+
+        Args:
+            seeds: each is a run of every cell.
+            scale: this part of rounds and samples, in (0, 1].
+            data: where datasets are.
+            federation: more of the simulation's ``--federation-config``.
+            same: keys that are the same in all, whatever the file says.
+        """
+        return [
+            Placed(row.name, column.name, seed, self._cell(row, column, seed, scale, data, federation, same))
+            for column in self.columns
+            for row in self.rows
+            if not row.missing
+            for seed in seeds
+        ]
+
+    def _cell(
+        self,
+        row: Row,
+        column: Column,
+        seed: int,
+        scale: float,
+        data: "Data",
+        federation: str,
+        same: Mapping[str, Any],
+    ) -> Cell:
+        keys = {**self.config, **column.config, **row.config, **same, "seed": seed}
+        if self.measure.last_rounds > 1 and keys.get("participation", 1.0) < 1:
+            keys["evaluate-every"] = 1
+        if scale < 1:
+            keys["rounds"] = max(LEAST_ROUNDS, round(keys["rounds"] * scale))
+            samples = keys.get("max-samples") or SIZES[keys["dataset"]]
+            keys["max-samples"] = max(LEAST_SAMPLES, round(samples * scale))
+        clients = row.clients or column.clients or self.clients
+        return Cell(data.placed(keys), f"num-supernodes={clients} {federation}".strip())
+
+    def when(self, row: str) -> str:
+        """Return when a row's accuracy is measured: ``before`` or ``after`` local training."""
+        return next(r.when for r in self.rows if r.name == row)
+
+    def value(self, row: str, history: Sequence[Mapping[str, Any]]) -> float | None:
+        """Return what a row's run says, in [0, 1]: the measure over the rounds that measured every client."""
+        whole = max(len(line["clients"]) for line in history)
+        last = [line for line in history if len(line["clients"]) == whole][-self.measure.last_rounds :]
+        tests = [line["accuracy"][self.when(row)]["test"] for line in last]
+        return mean(test["mean"] for test in tests) if all(tests) else None
+
+    def judge(self, claim: Claim, numbers: Mapping[str, Mapping[str, float | None]]) -> Verdict:
+        """Return where a claim holds.
+
+        Args:
+            claim: one of this file's.
+            numbers: percent by row and column; None or nothing where there is none.
+        """
+        held, broken, unmeasured = [], {}, []
+        for column in claim.columns or tuple(column.name for column in self.columns):
+            ours = numbers.get(claim.higher, {}).get(column)
+            others = {row: numbers.get(row, {}).get(column) for row in claim.than}
+            theirs = {row: number for row, number in others.items() if number is not None}
+            if ours is None or not theirs:
+                unmeasured.append(column)
+                continue
+            # Rounded, because 79.77 - 75.59 is below 4.18 in binary.
+            leads = {row: round(ours - number, 6) for row, number in theirs.items()}
+            above = [
+                f"{row} {theirs[row]:.2f}" for row, lead in leads.items() if lead < claim.by or lead == claim.by == 0
+            ]
+            if above:
+                broken[column] = f"{claim.higher} {ours:.2f}, {', '.join(above)}"
+            else:
+                held.append(column)
+        return Verdict(tuple(held), broken, tuple(unmeasured))
+
+    def reported(self) -> dict[str, dict[str, float | None]]:
+        """Return the paper's numbers, percent by row and column."""
+        names = [column.name for column in self.columns]
+        return {row.name: dict(zip(names, row.reported, strict=True)) for row in self.rows}
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where datasets are: a folder for all, and a folder or an npz file for single ones."""
+
+    folder: str
+    single: Mapping[str, str]
+    download: bool
+
+    @classmethod
+    def of(cls, places: Sequence[str], download: bool) -> Self:
+        """Read ``PATH`` and ``NAME=PATH`` texts.
+
+        Raises:
+            ConfigError: a name is not that of a dataset.
+        """
+        folder, single = "", {}
+        for text in places:
+            name, _, path = text.rpartition("=")
+            if name and name not in SIZES:
+                raise ConfigError(f"--data {text}: {name!r} is not a dataset of experiments{nearest(name, SIZES)}")
+            place = str(Path(path).expanduser().resolve())
+            if name:
+                single[name] = place
+            else:
+                folder = place
+        return cls(folder, single, download)
+
+    def placed(self, keys: Mapping[str, Any]) -> dict[str, Any]:
+        """Return keys that find the data; an npz file stands for the dataset that it was given for."""
+        place = self.single.get(keys["dataset"], self.folder)
+        instead = {"dataset": "npz"} if place.endswith(".npz") else {}
+        where = {"data-dir": place} if place and keys["dataset"] != "digits" else {}
+        return {**keys, **instead, **where, "download": self.download}
+
+
+def selected(placed: Iterable[Placed], patterns: Sequence[str]) -> list[Placed]:
+    """Return the runs whose row matches one of the patterns for rows, and whose column one of those for columns.
+
+    Args:
+        placed: runs of one or more tables.
+        patterns: names of rows or columns, ``*`` for any text, case ignored.
+
+    Raises:
+        ConfigError: a pattern matches no name.
+    """
+    placed = list(placed)
+    rows, columns = {one.row for one in placed}, {one.column for one in placed}
+    wanted_rows, wanted_columns = set[str](), set[str]()
+    for pattern in patterns:
+        in_rows, in_columns = _matching(pattern, rows), _matching(pattern, columns)
+        if not in_rows and not in_columns:
+            raise ConfigError(f"--only {pattern!r}: is neither a row nor a column{nearest(pattern, rows | columns)}")
+        wanted_rows |= in_rows
+        wanted_columns |= in_columns
+    return [
+        one
+        for one in placed
+        if (not wanted_rows or one.row in wanted_rows) and (not wanted_columns or one.column in wanted_columns)
+    ]
+
+
+def _matching(pattern: str, names: Iterable[str]) -> set[str]:
+    return {name for name in names if fnmatch.fnmatchcase(name.casefold(), pattern.casefold())}
+
+
+class _Reader:
+    """Checks a file's content on the way into dataclasses; errors begin with the file and the key."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    def experiment(self, content: Any) -> dict[str, Any]:
+        known = {field.name for field in fields(Experiment)} - {"stem"}
+        table = self._table(content, "the file", known, known - {"spread", "claims", "chosen"})
+        said = self._table(table["measure"], "measure", {"when", "last-rounds"}, {"when", "last-rounds"})
+        when = self._when(said["when"], "measure.when")
+        columns = tuple(
+            self._column(item, f"columns[{i}]") for i, item in enumerate(self._list(table["columns"], "columns"))
+        )
+        rows = tuple(
+            self._row(item, f"rows[{i}]", len(columns), when)
+            for i, item in enumerate(self._list(table["rows"], "rows"))
+        )
+        self._distinct([column.name for column in columns], "columns")
+        self._distinct([row.name for row in rows], "rows")
+        claims = tuple(
+            self._claim(item, f"claims[{i}]", rows, columns)
+            for i, item in enumerate(self._list(table.get("claims", []), "claims"))
+        )
+        spread = table.get("spread", "")
+        if spread not in ("", "clients", "runs"):
+            self._fail("spread", "must be clients or runs")
+        self._check_cells(table["config"], columns, rows)
+        return {
+            "title": self._text(table["title"], "title"),
+            "paper": self._text(table["paper"], "paper"),
+            "table": self._count(table["table"], "table"),
+            "measure": Measure(when, self._count(said["last-rounds"], "measure.last-rounds")),
+            "spread": spread,
+            "clients": self._count(table["clients"], "clients"),
+            "config": self._config(table["config"], "config"),
+            "columns": columns,
+            "rows": rows,
+            "claims": claims,
+            "chosen": tuple(self._text(line, "chosen") for line in self._list(table.get("chosen", []), "chosen")),
+        }
+
+    def _column(self, item: Any, key: str) -> Column:
+        table = self._table(item, key, {"name", "config", "clients"}, {"name", "config"})
+        return Column(
+            self._text(table["name"], f"{key}.name"),
+            self._config(table["config"], f"{key}.config"),
+            self._own_clients(table, key),
+        )
+
+    def _row(self, item: Any, key: str, columns: int, when: str) -> Row:
+        known = {"name", "config", "clients", "missing", "when", "reported", "spread"}
+        table = self._table(item, key, known, {"name", "reported"})
+        if ("missing" in table) == ("config" in table):
+            self._fail(key, "needs either config or missing")
+        return Row(
+            self._text(table["name"], f"{key}.name"),
+            self._config(table.get("config", {}), f"{key}.config"),
+            self._own_clients(table, key),
+            self._text(table["missing"], f"{key}.missing") if "missing" in table else "",
+            self._when(table.get("when", when), f"{key}.when"),
+            self._numbers(table["reported"], f"{key}.reported", columns),
+            self._numbers(table.get("spread", [None] * columns), f"{key}.spread", columns),
+        )
+
+    def _claim(self, item: Any, key: str, rows: Sequence[Row], columns: Sequence[Column]) -> Claim:
+        table = self._table(item, key, {"text", "higher", "than", "columns", "by"}, {"text", "higher", "than"})
+        names, places = [row.name for row in rows], [column.name for column in columns]
+        for name in [table["higher"], *self._list(table["than"], f"{key}.than")]:
+            if name not in names:
+                self._fail(key, f"{name!r} is not a row{nearest(str(name), names)}")
+        for name in self._list(table.get("columns", []), f"{key}.columns"):
+            if name not in places:
+                self._fail(key, f"{name!r} is not a column{nearest(str(name), places)}")
+        by = table.get("by", 0.0)
+        if not isinstance(by, int | float) or isinstance(by, bool):
+            self._fail(f"{key}.by", "must be points")
+        text = self._text(table["text"], f"{key}.text")
+        return Claim(text, table["higher"], tuple(table["than"]), tuple(table.get("columns", [])), float(by))
+
+    def _check_cells(self, config: Any, columns: Sequence[Column], rows: Sequence[Row]) -> None:
+        for row in rows:
+            for column in columns:
+                keys = {**self._config(config, "config"), **column.config, **row.config}
+                for key in ("dataset", "rounds", *([] if row.missing else ["method"])):
+                    if key not in keys:
+                        self._fail(f"row {row.name!r}, column {column.name!r}", f"has no {key}")
+                if keys["dataset"] not in SIZES:
+                    self._fail("dataset", f"{keys['dataset']!r} must be one of {', '.join(SIZES)}")
+
+    def _config(self, value: Any, key: str) -> dict[str, Any]:
+        if not isinstance(value, dict) or not all(isinstance(v, bool | int | float | str) for v in value.values()):
+            self._fail(key, "must be keys of the run config with their values")
+        wrong = [name for name in value if name in (*PLACES, "seed")]
+        if wrong:
+            self._fail(key, f"{wrong[0]} is set by the command, not by the file")
+        return dict(value)
+
+    def _when(self, value: Any, key: str) -> str:
+        if value not in ("before", "after"):
+            self._fail(key, "must be before or after")
+        return str(value)
+
+    def _table(self, value: Any, key: str, known: set[str], needed: set[str]) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            self._fail(key, f"must have the keys {', '.join(sorted(needed))}")
+        for name in value:
+            if name not in known:
+                self._fail(key, f"{name!r} is not known{nearest(str(name), known)}")
+        for name in sorted(needed):
+            if name not in value:
+                self._fail(key, f"{name!r} is missing")
+        return dict(value)
+
+    def _list(self, value: Any, key: str) -> list[Any]:
+        if not isinstance(value, list):
+            self._fail(key, "must be a list")
+        return list(value)
+
+    def _numbers(self, value: Any, key: str, count: int) -> Numbers:
+        numbers = self._list(value, key)
+        if len(numbers) != count:
+            self._fail(key, f"has {len(numbers)} numbers for {count} columns")
+        for number in numbers:
+            is_number = isinstance(number, int | float) and not isinstance(number, bool)
+            if number is not None and not (is_number and 0 <= number <= 100):
+                self._fail(key, f"{number!r} must be a number from 0 to 100, or null")
+        return tuple(None if number is None else float(number) for number in numbers)
+
+    def _count(self, value: Any, key: str) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            self._fail(key, "must be a whole number of at least 1")
+        return int(value)
+
+    def _own_clients(self, table: Mapping[str, Any], key: str) -> int | None:
+        return self._count(table["clients"], f"{key}.clients") if "clients" in table else None
+
+    def _text(self, value: Any, key: str) -> str:
+        if not isinstance(value, str) or not value.strip():
+            self._fail(key, "must be text")
+        return str(value).strip()
+
+    def _distinct(self, names: Sequence[str], key: str) -> None:
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            self._fail(key, f"{twice!r} is there twice")
+
+    def _fail(self, key: str, wrong: str) -> None:
+        raise ConfigError(f"{self._file}: {key}: {wrong}")
