@@ -24,8 +24,8 @@ from cli.run import default_config, merged
 from common.durable import write_whole
 from common.errors import FloretError
 
-# Keys that say where a run finds and leaves its files, not what it computes.
-PLACES = ("output-dir", "data-dir", "download", "resume")
+# Keys that change where a run finds and leaves its files, not what it computes.
+PLACES = ("output-dir", "data-dir", "download", "resume", "tensorboard", "tracker")
 _POLL = 0.5
 _RUN_ID = re.compile(r"Successfully started run (\d+)")
 

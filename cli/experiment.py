@@ -190,10 +190,14 @@ class Experiment:
         """Return when a row's accuracy is measured: ``before`` or ``after`` local training."""
         return next(r.when for r in self.rows if r.name == row)
 
-    def value(self, row: str, history: Sequence[Mapping[str, Any]]) -> float | None:
+    def window(self, scale: float) -> int:
+        """Return how many of the last rounds are averaged: as large a part of the run at every scale."""
+        return max(1, round(self.measure.last_rounds * scale))
+
+    def value(self, row: str, history: Sequence[Mapping[str, Any]], scale: float) -> float | None:
         """Return what a row's run says, in [0, 1]: the measure over the rounds that measured every client."""
         whole = max(len(line["clients"]) for line in history)
-        last = [line for line in history if len(line["clients"]) == whole][-self.measure.last_rounds :]
+        last = [line for line in history if len(line["clients"]) == whole][-self.window(scale) :]
         tests = [line["accuracy"][self.when(row)]["test"] for line in last]
         return mean(test["mean"] for test in tests) if all(tests) else None
 

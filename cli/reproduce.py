@@ -91,7 +91,7 @@ def reproduce(
 
         def told(cell: Cell) -> str:
             outcome, (experiment, row) = cells.outcome(cell), owners[cells.folder(cell).name]
-            value = experiment.value(row, outcome.history) if outcome else None
+            value = experiment.value(row, outcome.history, scale) if outcome else None
             return f"{percent([value], 2)} % {experiment.when(row)} local training"
 
         failed = run_missing(cells, jobs, told, keep_models=keep_models)

@@ -87,7 +87,7 @@ class Results:
             if outcome:
                 last = outcome.history[-1]["accuracy"][experiment.when(place.row)]["test"]
                 std = last and last["std"]
-                value = experiment.value(place.row, outcome.history)
+                value = experiment.value(place.row, outcome.history, scale)
                 runs.append(Run(place, value, std, _curve(outcome.history), outcome, folder))
             elif folder in failed:
                 reasons[place.row, place.column, place.seed] = failed[folder]
@@ -138,6 +138,8 @@ class Results:
                 f"Scaled down: {self.scale:g} of the rounds and {self.scale:g} of the samples of the paper's setting, "
                 "so these numbers are not the paper's experiment."
             )
+            if self.experiment.measure.last_rounds > 1:
+                said[-1] += f" Averaged over the last {self.experiment.window(self.scale)} rounds."
         said += [f"{name} was read from {file}." for name, file in sorted(self.instead.items())]
         total = sum(run.outcome.summary["seconds"]["total"] for run in self.runs)
         seeds = ", ".join(map(str, self.seeds()))
