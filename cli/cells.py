@@ -107,6 +107,14 @@ class Cells:
             watch: called with the number of finished rounds, twice a second.
             keep_models: leave the personal models and checkpoints in the run directory.
         """
+        import data
+        from server_app.settings import read_config
+
+        try:
+            config, _, _ = read_config(self.config(cell))
+            data.check(config)
+        except FloretError as error:
+            return str(error)
         folder = self.folder(cell)
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / "log.txt"

@@ -11,6 +11,7 @@ from cli.results import Results, number
 from common.durable import write_whole
 from common.errors import FloretError
 from server_app import report_charts, report_template
+from server_app.report import FILTERS
 
 PAGE = """
 {% extends "page" %}
@@ -187,7 +188,7 @@ def write_sweep_page(
 
 
 def _write(page: str, content: Mapping[str, Any], path: Path) -> None:
-    filters = {"number": number, "signed": lambda value: number(value, "+.2f")}
+    filters = {**FILTERS, "number": number, "signed": lambda value: number(value, "+.2f")}
     html = report_template.render(page, content, filters, {"missing": "-", "swatch": report_charts.swatch})
     try:
         write_whole(path, html.encode())

@@ -433,6 +433,14 @@ def _text(value: Any) -> str:
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
+FILTERS: dict[str, Callable[[Any], str]] = {
+    "percent": percent,
+    "megabytes": megabytes,
+    "duration": duration,
+    "plain": _text,
+}
+
+
 def _printable(text: str) -> str:
     """A client's name or reason comes from another machine: no line break, no control code for the terminal."""
     return "".join(sign if sign.isprintable() else "?" for sign in one_line(text))
@@ -556,8 +564,7 @@ def write_report(runs: Sequence[Run], path: Path) -> None:
         raise FloretError("a report needs at least one run")
     page = report_template.RUN if len(runs) == 1 else report_template.COMPARISON
     content = _run_page(runs[0]) if len(runs) == 1 else _comparison_page(runs)
-    filters = {"percent": percent, "megabytes": megabytes, "duration": duration, "plain": _text}
-    html = report_template.render(page, content, filters, {"missing": MISSING, "swatch": report_charts.swatch})
+    html = report_template.render(page, content, FILTERS, {"missing": MISSING, "swatch": report_charts.swatch})
     # Renamed into place: a browser that reloads never sees half a page.
     part = path.with_name(f".{path.name}.part")
     try:
