@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from common.errors import FloretError
 from server_app.trackers import Mlflow
-from tests.harness import ROOT, federate
+from tests.harness import ROOT, federate, folders
 from tests.test_resume import ServerKilledError
 
 BOTH: dict[str, Any] = {"tensorboard": True, "tracker": "mlflow"}
@@ -119,7 +119,7 @@ def test_a_resumed_run_goes_on_where_it_was_and_doubles_no_round(tmp_path: Path)
         [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
     assert done.returncode == 9, done.stderr
-    (directory,) = (path for path in output.iterdir() if path.is_dir())
+    (directory,) = folders(output)
     assert [step for step, _ in logged(output, "loss")] == [1, 2, 3, 4]
     assert [step for step, _ in drawn(directory, "loss")] == [1, 2, 3, 4]
     _, (before,) = mlflow_runs(output)
@@ -172,7 +172,7 @@ def test_a_run_that_does_not_come_to_its_end_says_so(
 
     with pytest.raises(error):
         federate(output, 2, tamper=tamper, **KEYS)
-    (directory,) = (path for path in output.iterdir() if path.is_dir())
+    (directory,) = folders(output)
     _, (run,) = mlflow_runs(output)
     assert run.info.status == status
     assert events(directory).Tensors("status/text_summary")[0].tensor_proto.string_val[0] == status.encode()
