@@ -25,6 +25,7 @@ def run(arguments: tuple[str, ...]) -> None:
     """
     import data
     from server_app.settings import read_config
+    from server_app.trackers import wanted
 
     places, texts, rest = split_arguments(arguments)
     overrides: dict[str, Any] = {}
@@ -33,7 +34,10 @@ def run(arguments: tuple[str, ...]) -> None:
     app = Path(places[0] if places else ".")
     values = merged(default_config(app), overrides)
     config, _, _ = read_config(values)
-    data.check(config, files=len(places) < 2)  # a second place is a SuperLink, whose clients have the data
+    here = len(places) < 2  # a second place is a SuperLink: its clients have the data, its machine the packages
+    data.check(config, files=here)
+    if here:
+        wanted(config)
     # In one option: of several, Flower keeps only the last table of a method.
     together = [text for text in texts if text.endswith(".toml")] or [" ".join(texts)] if texts else []
     os.execvp("flwr", ["flwr", "run", *rest, *(part for text in together for part in ("--run-config", text))])

@@ -163,6 +163,8 @@ class RunConfig:
     precision: str = choice("float32", "bfloat16", "auto")
     threads: int = between(1)
     output_dir: str = field(metadata={"check": absolute_path})
+    tensorboard: bool
+    tracker: str
     checkpoint_every: int = between(0)
     resume: str = field(metadata={"check": lambda value: None if value == "latest" else absolute_path(value)})
     federation: str = field(metadata={"check": folder_name})

@@ -21,7 +21,8 @@ from server_app.federation import Federation, question
 from server_app.report import client_table, read_run, write_report
 from server_app.rounds import checkpoint_of, run_rounds, summarise
 from server_app.rundir import RunDirectory, versions
-from server_app.settings import check_resumable, read_config
+from server_app.settings import check_resumable, own_keys, read_config
+from server_app.trackers import Trackers, wanted
 from strategies.core import FloretStrategy, Session, StrategySetting, exchange, in_simulation
 
 app = ServerApp()
@@ -52,31 +53,36 @@ def run(grid: Grid, context: Context) -> None:
     config, kind, parameters = read_config(context.run_config)
     simulated = in_simulation(grid)
     data.check(config, files=simulated)
+    trackers = Trackers(wanted(config))
     federation = Federation(grid, config)
     directory, checkpoint, origin = _start(config, context, federation)
-    federation.gather()
-    federation.settled = True
-    session = Session(checkpoint.lineage if checkpoint else f"{context.run_id:016x}")
-    if simulated and config.checkpoint_every:
-        session.directory = str(directory.clients)
-    strategy = kind(_setting(federation, kind, parameters, session))
-    if checkpoint:
-        strategy.restore(checkpoint.strategy)
-        session.checkpointed = checkpoint.round
-        session.resumed = (*checkpoint.resumed, checkpoint.round)
-    else:
-        checkpoint = checkpoint_of(0, strategy.initial_arrays(), strategy, federation, 0.0)
-        if config.checkpoint_every:
-            directory.write_checkpoint(checkpoint)
+    with trackers:
+        trackers.begin(own_keys(context.run_config), directory.path, checkpoint.round if checkpoint else 0)
+        federation.gather()
+        federation.settled = True
+        session = Session(checkpoint.lineage if checkpoint else f"{context.run_id:016x}")
+        if simulated and config.checkpoint_every:
+            session.directory = str(directory.clients)
+        strategy = kind(_setting(federation, kind, parameters, session))
+        if checkpoint:
+            strategy.restore(checkpoint.strategy)
+            session.checkpointed = checkpoint.round
+            session.resumed = (*checkpoint.resumed, checkpoint.round)
+        else:
+            checkpoint = checkpoint_of(0, strategy.initial_arrays(), strategy, federation, 0.0)
+            if config.checkpoint_every:
+                directory.write_checkpoint(checkpoint)
 
-    def write_config() -> None:
-        directory.write_config(context.run_config, {**origin, **_about(federation, simulated)})
+        def write_config() -> None:
+            directory.write_config(context.run_config, {**origin, **_about(federation, simulated)})
 
-    write_config()
-    deliver = grid if simulated else Delivery(grid, federation)
-    history = run_rounds(deliver, federation, strategy, directory, checkpoint, write_config)
-    seconds = checkpoint.seconds + time.perf_counter() - started
-    directory.write_summary(summarise(config, len(federation.roster), history, seconds))
+        write_config()
+        deliver = grid if simulated else Delivery(grid, federation)
+        history = run_rounds(deliver, federation, strategy, directory, trackers, checkpoint, write_config)
+        seconds = checkpoint.seconds + time.perf_counter() - started
+        summary = summarise(config, len(federation.roster), history, seconds)
+        directory.write_summary(summary)
+        trackers.finish(summary)
     if simulated:
         _export(grid, federation, {"directory": str(directory.personal), "session.directory": session.directory})
     finished = read_run(directory.path)

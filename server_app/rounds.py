@@ -15,6 +15,7 @@ from server_app.checkpoint import Checkpoint
 from server_app.federation import Federation
 from server_app.metrics import accuracies
 from server_app.rundir import RunDirectory, versions
+from server_app.trackers import Trackers
 from strategies.core import FloretStrategy, Report, exchange
 
 log = logging.getLogger("flwr")
@@ -25,6 +26,7 @@ def run_rounds(
     federation: Federation,
     strategy: FloretStrategy,
     directory: RunDirectory,
+    trackers: Trackers,
     checkpoint: Checkpoint,
     joined: Callable[[], None],
 ) -> list[dict[str, Any]]:
@@ -35,6 +37,7 @@ def run_rounds(
         federation: the clients.
         strategy: the method's server half, as of the checkpoint.
         directory: where history and checkpoints go.
+        trackers: who is told of each round.
         checkpoint: from where to go on; of round 0 for a new run.
         joined: called when there are new clients.
 
@@ -44,6 +47,8 @@ def run_rounds(
     config = strategy.config
     arrays = to_record(checkpoint.arrays)
     history = directory.read_history(checkpoint.round)
+    for line in history:
+        trackers.round(line)
     begun = time.perf_counter() - checkpoint.seconds
     known = len(federation.roster)
     strategy.summary()
@@ -65,6 +70,8 @@ def run_rounds(
             seconds = time.perf_counter() - begun
             directory.write_checkpoint(checkpoint_of(server_round, from_record(arrays), strategy, federation, seconds))
             strategy.session.checkpointed = server_round
+        # After the checkpoint: what a tracker was told cannot always be taken back.
+        trackers.round(line)
         left = median(line["seconds"] for line in history) * (config.rounds - server_round)
         log.info("%s", log_line(line, config.rounds, left))
     return history

@@ -7,6 +7,7 @@ from common.config import RunConfig, one_of, read_keys
 from common.errors import ConfigError
 from common.registry import load_class
 from models import MODELS
+from server_app.trackers import TRACKERS
 from strategies import METHODS
 from strategies.core import FloretStrategy
 
@@ -22,15 +23,23 @@ def read_config(values: Mapping[str, Any]) -> tuple[RunConfig, type[FloretStrate
         wrong = one_of(value, names)
         if wrong:
             raise ConfigError(f"{key} = {value!r}: {wrong}")
+    wrong = one_of(config.tracker, TRACKERS) if config.tracker else None
+    if wrong:
+        raise ConfigError(f"tracker = {config.tracker!r}: {wrong}, or empty")
     strategy = load_class("strategies", config.method, FloretStrategy)
     parameters = read_keys(strategy.Parameters, values, f"{config.method}.") if strategy.Parameters else None
     return config, strategy, parameters
 
 
+def own_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of every run and those of the run's method, without the other methods'."""
+    return {key: value for key, value in values.items() if "." not in key or key.startswith(f"{values['method']}.")}
+
+
 # What a run may have otherwise when it is resumed: none of it changes what is computed.
 _FREE = (
     *("rounds", "evaluate-every", "min-clients", "min-replies", "round-timeout", "checkpoint-every", "resume"),
-    *("device", "data-dir", "download", "output-dir", "client-state"),
+    *("device", "data-dir", "download", "output-dir", "client-state", "tensorboard", "tracker"),
 )
 
 
@@ -46,7 +55,6 @@ def check_resumable(before: Mapping[str, Any], values: Mapping[str, Any]) -> Non
     """
     method = str(values["method"])
     was = before["config"] | {f"{method}.{key}": value for key, value in before["parameters"].items()}
-    for key, value in values.items():
-        own = "." not in key or key.startswith(f"{method}.")
-        if own and key not in _FREE and key in was and was[key] != value:
+    for key, value in own_keys(values).items():
+        if key not in _FREE and key in was and was[key] != value:
             raise ConfigError(f"{key} = {value!r}: the run to resume has {was[key]!r}; give the same config again")

@@ -138,12 +138,17 @@ def federate(
     values = run_config(output, **({"rounds": 2} | keys))
     states = states or Path(tempfile.mkdtemp(prefix="states-", dir=output.parent))
     grid = LocalGrid(values, clients, states, backwards=backwards, tamper=tamper)
-    before = set(output.iterdir()) if output.exists() else set()
+    before = folders(output)
     run(grid, Context(run_id=run_id, node_id=0, node_config={}, state=RecordDict(), run_config=values))
-    new = set(output.iterdir()) - before
+    new = folders(output) - before
     directory = new.pop() if new else max(before) if keys["resume"] == "latest" else Path(keys["resume"])
     history = [json.loads(line) for line in (directory / "history.jsonl").read_text().splitlines()]
     return Outcome(directory, history, json.loads((directory / "summary.json").read_text()), grid)
+
+
+def folders(output: Path) -> set[Path]:
+    """Return the run directories; a tracker may have left a file beside them."""
+    return {path for path in output.glob("*") if path.is_dir()}
 
 
 def timeless(value: Any) -> Any:

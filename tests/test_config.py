@@ -37,6 +37,8 @@ from tests.harness import ROOT, run_config
         ({"batch_norm": "frozen"}, "batch-norm = 'frozen': must be one of shared, local"),
         ({"precision": "float16"}, "precision = 'float16': must be one of float32, bfloat16, auto"),
         ({"output_dir": "runs"}, "output-dir = 'runs': must be an absolute path"),
+        ({"tracker": "mlfow"}, "tracker = 'mlfow': must be one of mlflow (did you mean 'mlflow'?), or empty"),
+        ({"tensorboard": "yes"}, "tensorboard = 'yes': must be true or false"),
         ({"data_dir": "data"}, "data-dir = 'data': must be an absolute path"),
         ({"validation_fraction": 0.5, "test_fraction": 0.5}, "together they must leave at least 0.05 for training"),
         ({"pfakd__distill_reduction": "max"}, "pfakd.distill-reduction = 'max': must be one of mean, sum"),

@@ -1,0 +1,292 @@
+"""What is told of a run while it goes on, to tools that draw it: TensorBoard, MLflow.
+
+Their packages are optional, and imported only where the run config asks for them.
+"""
+
+import logging
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from flwr.common.exit import add_exit_handler
+
+from common.config import RunConfig, Scalar
+from common.durable import write_whole
+from common.errors import ConfigError, one_line
+from server_app.rundir import versions
+
+log = logging.getLogger("flwr")
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+
+class Tracker(ABC):
+    """One tool. It may raise anything: what fails in ``begin`` refuses the run, what fails later ends the tracker.
+
+    Attributes:
+        name: what it is called in the log.
+        setting: what in the run config asks for it.
+        package: what must be there to import; Floret's extra that brings it has the same name.
+    """
+
+    name: str
+    setting: str
+    package: str
+
+    @abstractmethod
+    def begin(self, values: Mapping[str, Scalar], directory: Path, done: int) -> None:
+        """Start, or go on with the run of this directory.
+
+        Args:
+            values: the run config as far as this run reads it.
+            directory: the run directory.
+            done: rounds that are not run again; 0 for a new run.
+        """
+
+    @abstractmethod
+    def round(self, line: Mapping[str, Any]) -> None:
+        """Take a line of ``history.jsonl``; a resumed run begins with those of the rounds that are done."""
+
+    @abstractmethod
+    def end(self, status: Status, summary: Mapping[str, Any]) -> None:
+        """Take the end of the run, and ``summary.json``, which is empty unless it finished."""
+
+
+class TensorBoard(Tracker):
+    """Event files in the run directory's ``tensorboard/``."""
+
+    name = "TensorBoard"
+    setting = "tensorboard = true"
+    package = "tensorboard"
+
+    def begin(self, values: Mapping[str, Scalar], directory: Path, done: int) -> None:
+        """Hide what the event files have after the first round that they lack, which will be written again."""
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
+
+        folder = directory / "tensorboard"
+        there = _steps_in(folder) if folder.is_dir() else set()
+        self._first = next(step for step in count(1) if step not in there or step > done)
+        # Step 0 is the config, which stays as the run began.
+        self._writer = SummaryWriter(str(folder), purge_step=self._first if there else 0)
+        self._end: Any = None
+        if not there:
+            table = "\n".join(["| key | value |", "|---|---|", *(f"| {k} | `{v!r}` |" for k, v in values.items())])
+            self._writer.add_text("config", table, 0)
+            self._writer.add_text("versions", ", ".join(f"{k} {v}" for k, v in versions().items()), 0)
+        shown = {"accuracy/after/test/mean": 0.0, "accuracy/before/test/mean": 0.0}
+        experiment, session, self._end = hparams(dict(values), shown)
+        if not there:
+            for summary in (experiment, session):
+                self._writer.file_writer.add_summary(summary, 0)
+        self._writer.flush()
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        """Write a point for each figure."""
+        if line["round"] >= self._first:
+            for name, value in figures(line):
+                self._writer.add_scalar(name, value, line["round"])
+            self._writer.flush()
+
+    def end(self, status: Status, summary: Mapping[str, Any]) -> None:
+        """Write the summary, and close the files."""
+        last = summary.get("rounds", 0)
+        for name, value in totals(summary):
+            self._writer.add_scalar(name, value, last)
+        self._writer.add_text("status", status, last)
+        if status == "FINISHED":
+            self._writer.file_writer.add_summary(self._end, last)
+        self._writer.close()
+
+
+def _steps_in(folder: Path) -> set[int]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {event.step for event in events.Scalars("seconds")} if "seconds" in events.Tags()["scalars"] else set()
+
+
+class Mlflow(Tracker):
+    """A run of MLflow, where ``MLFLOW_TRACKING_URI`` says, or else in ``mlflow.db`` beside the run directories."""
+
+    name = "MLflow"
+    setting = "tracker = 'mlflow'"
+    package = "mlflow"
+
+    def begin(self, values: Mapping[str, Scalar], directory: Path, done: int) -> None:
+        """Make a run, or take the one whose id the run directory keeps, if MLflow still knows it."""
+        # MLflow's own default is to try for eight minutes, in which the federation would wait.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        # What is used here and how is nobody's business but the user's.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        from mlflow import MlflowClient
+        from mlflow.entities import Param, RunTag
+
+        runs = directory.parent
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        self._client = MlflowClient(tracking_uri=uri or f"sqlite:///{runs / 'mlflow.db'}")
+        # A local store would put artifacts into the working directory.
+        self._artifacts = None if uri else (runs / "mlflow-artifacts").as_uri()
+        keeper = directory / "mlflow-run"
+        run = self._known(keeper.read_text(encoding="utf-8").strip()) if keeper.is_file() else None
+        if run is None:
+            run = self._client.create_run(self._experiment(), run_name=directory.name)
+            write_whole(keeper, run.info.run_id.encode())
+        self._run = run.info.run_id
+        self._client.update_run(self._run, status="RUNNING")
+        self._there = {metric.step for metric in self._client.get_metric_history(self._run, "seconds")}
+        # A parameter of MLflow never changes; a key that may be another when a run is resumed then becomes a tag.
+        before = run.data.params
+        params = {key: str(value) for key, value in values.items()}
+        tags = {f"version.{name}": version for name, version in versions().items()}
+        tags |= {f"resumed.{key}": text for key, text in params.items() if before.get(key, text) != text}
+        self._client.log_batch(
+            self._run,
+            params=[Param(key, text) for key, text in params.items() if key not in before],
+            tags=[RunTag(key, text) for key, text in (tags | {"run-directory": str(directory)}).items()],
+        )
+
+    def _known(self, run_id: str) -> Any:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            run = self._client.get_run(run_id)
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return None
+            raise
+        return run if run.info.lifecycle_stage == "active" else None
+
+    def _experiment(self) -> str:
+        from mlflow.exceptions import MlflowException
+
+        if "MLFLOW_EXPERIMENT_ID" in os.environ:
+            return os.environ["MLFLOW_EXPERIMENT_ID"]
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "floret")
+        try:
+            return str(self._client.create_experiment(name, artifact_location=self._artifacts))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        found = self._client.get_experiment_by_name(name)
+        if found is None or found.lifecycle_stage != "active":
+            raise ConfigError(f"the experiment {name!r} was deleted; restore it, or set MLFLOW_EXPERIMENT_NAME")
+        return str(found.experiment_id)
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        """Log a round, unless MLflow has it: what it was told it keeps, so a second time would be a second point."""
+        if line["round"] not in self._there:
+            self._log(figures(line), line["round"])
+
+    def end(self, status: Status, summary: Mapping[str, Any]) -> None:
+        """Log the summary, and end the run."""
+        if summary:
+            self._log(totals(summary), summary["rounds"])
+        self._client.set_terminated(self._run, status)
+
+    def _log(self, values: Iterator[tuple[str, float]], step: int) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        self._client.log_batch(self._run, metrics=[Metric(name, value, now, step) for name, value in values])
+
+
+# What the key `tracker` may name.
+TRACKERS: dict[str, type[Tracker]] = {"mlflow": Mlflow}
+
+
+def wanted(config: RunConfig) -> list[Tracker]:
+    """Return the trackers that the config asks for.
+
+    Raises:
+        ConfigError: the package of one is not installed; the line names the key and what to install.
+    """
+    kinds: list[type[Tracker]] = [TensorBoard] if config.tensorboard else []
+    kinds += [TRACKERS[config.tracker]] if config.tracker else []
+    for kind in kinds:
+        if find_spec(kind.package) is None:
+            raise ConfigError(
+                f"{kind.setting}: the package {kind.package} is not installed here; "
+                f"pip install 'floret[{kind.package}]' where the ServerApp runs"
+            )
+    return [kind() for kind in kinds]
+
+
+class Trackers:
+    """The trackers of a run. As a context it sees to it that each is told how the run ended."""
+
+    def __init__(self, trackers: list[Tracker]) -> None:
+        self._trackers = trackers
+        self._going: list[Tracker] = []
+        self._summary: Mapping[str, Any] = {}
+
+    def begin(self, values: Mapping[str, Scalar], directory: Path, done: int) -> None:
+        """Begin all of them; see ``Tracker.begin``.
+
+        Raises:
+            ConfigError: one cannot begin; whoever asked for it can still mend that.
+        """
+        for tracker in self._trackers:
+            try:
+                tracker.begin(values, directory, done)
+            except Exception as error:
+                raise ConfigError(f"{tracker.setting}: {tracker.name} cannot begin: {one_line(error)}") from error
+            self._going.append(tracker)
+        if self._going:
+            # A stopped simulation ends without a word to the thread of its ServerApp.
+            add_exit_handler(lambda: self._end("KILLED"))
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        """Tell of a round."""
+        self._tell(lambda tracker: tracker.round(line))
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Tell of the end of a run that came to it."""
+        self._summary = summary
+        self._end("FINISHED")
+
+    def _end(self, status: Status) -> None:
+        self._tell(lambda tracker: tracker.end(status, self._summary))
+        self._going = []
+
+    def _tell(self, what: Callable[[Tracker], None]) -> None:
+        for tracker in list(self._going):
+            try:
+                what(tracker)
+            except Exception as error:
+                log.warning("%s failed; the run goes on without it: %s", tracker.name, one_line(error))
+                self._going.remove(tracker)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end("FAILED" if kind and issubclass(kind, Exception) else "KILLED")
+
+
+def figures(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield name and value of all that a line of ``history.jsonl`` says of the round as a whole."""
+    shown = {key: line[key] for key in ("accuracy", "loss", "bytes", "seconds")} | {"refused": len(line["refused"])}
+    yield from _flat("", shown)
+
+
+def totals(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield name and value of what was measured, of ``summary.json``."""
+    measured = ("accuracy", "best_validation", "bytes", "seconds", "refused", "clients")
+    yield from _flat("summary/", {key: summary[key] for key in measured if key in summary})
+
+
+def _flat(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}{key}/", value)
+        elif value is not None:
+            yield prefix + key, float(value)
