@@ -145,7 +145,7 @@ class Results:
         seeds = ", ".join(map(str, self.seeds()))
         said.append(f"{len(self.runs)} of {len(self.planned)} runs (seeds {seeds}), {total / 60:.0f} minutes of runs.")
         for key, text in (("commit", "Commit"), ("machine", "Machine"), ("versions", "Versions")):
-            found = {_plain(run.outcome.about[key]) for run in self.runs}
+            found = {_plain(key, run.outcome.about[key]) for run in self.runs}
             said += [f"{text}: {'; '.join(sorted(found))}."] if found else []
         return said
 
@@ -214,7 +214,13 @@ class Results:
         experiment = self.experiment
         lines = [f"# {experiment.title}", "", f"{experiment.paper}. Table {experiment.table}.", ""]
         lines += [f"- {note}" for note in self.notes()]
+        touched = {run.place.column for run in self.runs} | {column for _, column, _ in self.failed}
+        untouched = [column.name for column in experiment.columns if column.name not in touched]
+        if untouched:
+            lines.append(f"- Not run: {'; '.join(untouched)}.")
         for column in experiment.columns:
+            if column.name not in touched:
+                continue
             lines += ["", f"## {column.name}", ""]
             head = ["method", "reported", "ours", "difference", "seeds"]
             if experiment.spread:
@@ -267,7 +273,9 @@ def _curve(history: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, float | Non
     return tuple(points)
 
 
-def _plain(value: Any) -> str:
-    if not isinstance(value, dict):
-        return str(value)
-    return ", ".join(f"{key} {part}" for key, part in value.items() if part not in ("", []))
+def _plain(key: str, value: Any) -> str:
+    if key == "machine":
+        return ", ".join([f"{value['cpus']} CPUs", *([value["cpu"]] if value["cpu"] else []), *value["gpus"]])
+    if key == "versions":
+        return ", ".join(f"{name} {version}" for name, version in value.items())
+    return str(value)

@@ -30,7 +30,7 @@ PAGE = """
 <h2>Reported and measured</h2>
 <p class="note">Percent. Each cell: what the paper reports, then ours (mean ± standard deviation over seeds), then the
 difference in points. A dash: no number.</p>
-<div class="scroll">
+<div class="whole">
 <table id="table" class="compact">
 <thead><tr><th class="text">method</th>{% for column in results.experiment.columns %}<th>{{ column.name }}</th>
 {% endfor %}</tr></thead>
@@ -51,7 +51,7 @@ difference in points. A dash: no number.</p>
 {% if verdicts %}
 <section>
 <h2>What the paper claims</h2>
-<div class="scroll">
+<div class="whole">
 <table id="claims">
 <thead><tr><th class="text">claim</th>
 <th class="text">in the paper's numbers</th><th class="text">here</th></tr></thead>
@@ -69,8 +69,8 @@ difference in points. A dash: no number.</p>
 <section>
 <p class="note">Test accuracy in each round, mean over clients and seeds. The dashed line is the highest number that the
 paper reports.</p>
-<div class="key">{% for row in results.experiment.rows if row.name in drawn %}
-<span>{{ swatch(loop.index0) }}{{ row.name }}</span>{% endfor %}</div>
+<div class="key">{% for row in results.experiment.rows %}{% if row.name in drawn %}
+<span>{{ swatch(loop.index0) }}{{ row.name }}</span>{% endif %}{% endfor %}</div>
 <div class="halves">
 {% for name, svg in charts %}
 <div>{{ chart(name, svg) }}</div>
@@ -108,7 +108,7 @@ SWEEP = """
 }}</section>
 <section>
 <h2>Figures</h2>
-<div class="scroll">
+<div class="whole">
 <table id="sweep" class="compact">
 <thead><tr>{% for name in head %}<th>{{ name }}</th>{% endfor %}</tr></thead>
 <tbody>

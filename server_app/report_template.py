@@ -54,6 +54,7 @@ figure + figure { margin-top: 18px; }
 figure > svg { display: block; width: 100%; height: auto; margin-top: 6px; }
 svg text { font-family: inherit !important; }
 .scroll { overflow: auto; max-height: 560px; }
+.whole { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; margin-top: 8px; }
 th, td { padding: 5px 10px; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
 th { font-weight: 500; color: var(--muted); font-size: 13px; vertical-align: bottom; }
