@@ -22,7 +22,7 @@ from server_app.report import client_table, read_run, write_report
 from server_app.rounds import checkpoint_of, run_rounds, summarise
 from server_app.rundir import RunDirectory, versions
 from server_app.settings import check_resumable, read_config
-from strategies.core import FloretStrategy, Session, StrategySetting, exchange, in_simulation
+from strategies.core import FloretStrategy, Session, StrategySetting, exchange, find_by_node, in_simulation
 
 app = ServerApp()
 log = logging.getLogger("flwr")
@@ -51,6 +51,8 @@ def run(grid: Grid, context: Context) -> None:
     return_freed_memory()
     config, kind, parameters = read_config(context.run_config)
     simulated = in_simulation(grid)
+    if simulated:
+        find_by_node(grid)
     data.check(config, files=simulated)
     federation = Federation(grid, config)
     directory, checkpoint, origin = _start(config, context, federation)

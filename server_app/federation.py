@@ -110,7 +110,8 @@ class Federation:
                     refused.append(str(error))
                 self._refused[node] = (time.monotonic(), str(error))
         self._pending = {key: node for key, node in self._pending.items() if node in nodes}
-        unknown = [node for node in sorted(nodes) if not self.roster.known(node) and node not in self._pending.values()]
+        asked = set(self._pending.values())
+        unknown = [node for node in sorted(nodes) if not self.roster.known(node) and node not in asked]
         due = [
             node for node in unknown if time.monotonic() - self._refused.get(node, (-_ASK_AGAIN, ""))[0] >= _ASK_AGAIN
         ]
