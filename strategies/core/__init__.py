@@ -2,7 +2,7 @@
 
 from strategies.core.aggregate import WeightedMean
 from strategies.core.base import FloretStrategy, Report, StrategySetting, TensorSpec
-from strategies.core.exchange import exchange, find_by_node, in_simulation
+from strategies.core.exchange import exchange, find_by_node, in_flight, in_simulation
 from strategies.core.roster import Client, Roster
 from strategies.core.session import Session
 
@@ -17,5 +17,6 @@ __all__ = [
     "WeightedMean",
     "exchange",
     "find_by_node",
+    "in_flight",
     "in_simulation",
 ]

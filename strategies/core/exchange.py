@@ -1,5 +1,6 @@
 """Messages out, replies in: one at a time, in the order of the messages, as they arrive."""
 
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
@@ -9,9 +10,9 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-# Messages on their way at a time in simulation. Flower's engine goes through all of them to find one, every 0.1 s, so few
-# are better; but they must last the actors for longer than that.
-IN_FLIGHT = 256
+# Messages on their way at a time in simulation: at least, and for each CPU. Flower's engine looks through all of them
+# for each one that it hands out, so few are better; but it looks every 0.1 s only, so they must last that long.
+_LEAST, _FOR_A_CPU = 64, 4
 
 
 def in_simulation(grid: Grid) -> bool:
@@ -48,12 +49,19 @@ def find_by_node(grid: Grid) -> None:
     state.store_message_ins, state.get_message_ins = stored, taken
 
 
+def in_flight() -> int:
+    """Return how many messages are on their way at a time in a simulation, enough for all machines of its Ray."""
+    ray: Any = sys.modules.get("ray")
+    cpus = ray.cluster_resources().get("CPU", 0) if ray and ray.is_initialized() else 0
+    return max(_LEAST, _FOR_A_CPU * int(cpus))
+
+
 def exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterator[Message]:
     """Send ``messages`` and yield each reply, in the order of the messages, so that folding them is deterministic.
 
     Only the next reply is fetched; later ones that are there already wait where they are and take no memory here. In
-    simulation no more than ``IN_FLIGHT`` messages are sent beyond it. An error that Flower reports for a message, such as
-    a node that went away, comes as a reply of the node.
+    simulation a message is sent when one of those before it is answered, so that only some are on their way. An error
+    that Flower reports for a message, such as a node that went away, comes as a reply of the node.
 
     Args:
         grid: Flower's grid.
@@ -61,7 +69,7 @@ def exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterato
         timeout: seconds from now after which no reply is waited for; those that are there by then are still yielded.
     """
     simulated = in_simulation(grid)
-    pause, ahead = (0.01, IN_FLIGHT) if simulated else (0.1, None)
+    pause, ahead = (0.01, in_flight()) if simulated else (0.1, None)
     deadline = time.monotonic() + timeout
     unsent = iter(list(messages))
     sent = _push(grid, islice(unsent, ahead))
