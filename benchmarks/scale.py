@@ -44,10 +44,10 @@ def run(repeats: int) -> list[Row]:
         samples = [(curve[at].seconds, curve[0].seconds) for curve in curves]
         rows.append(pair(_TIME.format(count), "s", samples, f"times that of {few}"))
     middle = CLIENTS.index(100)
-    each = [
-        (1000 * curve[-1].seconds / many, 1000 * curve[middle].seconds / CLIENTS[middle]) for curve in curves
-    ]
-    rows.append(pair(f"a client's share of a round of {many}", "ms", each, f"times that of {CLIENTS[middle]}; 1 is linear"))
+    each = [(1000 * curve[-1].seconds / many, 1000 * curve[middle].seconds / CLIENTS[middle]) for curve in curves]
+    rows.append(
+        pair(f"a client's share of a round of {many}", "ms", each, f"times that of {CLIENTS[middle]}; 1 is linear")
+    )
     lines = [_line(CLIENTS, [1000 * point.seconds for point in curve]) for curve in curves]
     rows.append(pair("each further client; a round without any", "ms", lines, "of the round without any"))
     for at, count in enumerate(CLIENTS[1:], start=1):
@@ -112,7 +112,7 @@ def _measure(simulator: Simulator, folder: Path, clients: int, repeat: int) -> P
 
 
 def _data(folder: Path, clients: int) -> Path:
-    """Return a pool with ``SAMPLES`` feature vectors for each client, in clusters, so that there is something to learn."""
+    """Return a pool with ``SAMPLES`` feature vectors for each client; those of a class lie together."""
     file = folder / f"{clients}.npz"
     if not file.exists():
         rng = np.random.default_rng(0)
