@@ -3,17 +3,20 @@
 import logging
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context
+from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
+from safetensors.numpy import save_file
 
 import data
 from common.config import RunConfig
 from common.errors import ConfigError, FloretError, one_line
 from common.memory import return_freed_memory
 from common.seeds import torch_generator
+from common.wire import find_record, from_record
 from models import build_model, head_layers
 from server_app.checkpoint import Checkpoint
 from server_app.delivery import Delivery
@@ -133,10 +136,13 @@ def _about(federation: Federation, simulated: bool) -> dict[str, Any]:
 
 
 def _export(grid: Grid, federation: Federation, config: dict[str, str]) -> None:
-    """Let the clients of a simulation write their personal models into the run directory."""
+    """Let the clients of a simulation write their personal models into the run directory, or write what they send."""
     timeout = federation.config.round_timeout
     messages = [question(client.node_id, "export", config, timeout) for client in federation.roster]
     for reply in exchange(grid, messages, timeout):
         if reply.has_error() or "error" in reply.content.config_records:
             reason = reply.error.reason if reply.has_error() else reply.content.config_records["error"]["reason"]
             log.error("A personal model was not exported: %s", one_line(reason))
+        elif model := find_record(reply.content, "model", ArrayRecord):
+            name = Path(str(reply.content.config_records["client"]["file"])).name
+            save_file(from_record(model), Path(config["directory"]) / name)
