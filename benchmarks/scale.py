@@ -134,10 +134,10 @@ def _peak(pid: int) -> Iterator[list[int]]:
     def look() -> None:
         pause = 0.0
         while not over.wait(pause):
-            started = time.perf_counter()
+            started = time.thread_time()
             sums.append(sum(_proportional(process) for process in _tree(pid)))
             # At most a twentieth of a CPU: the run shall not notice.
-            pause = max(0.5, 20 * (time.perf_counter() - started))
+            pause = max(0.5, 20 * (time.thread_time() - started))
 
     watcher = threading.Thread(target=look)
     watcher.start()

@@ -83,7 +83,7 @@ def run(grid: Grid, context: Context) -> None:
     seconds = checkpoint.seconds + time.perf_counter() - started
     directory.write_summary(summarise(config, len(federation.roster), history, seconds))
     if simulated:
-        _export(grid, federation, {"directory": str(directory.personal), "session.directory": session.directory})
+        export(grid, federation, {"directory": str(directory.personal), "session.directory": session.directory})
     finished = read_run(directory.path)
     write_report([finished], directory.path / "report.html")
     log.info("Accuracy per client, last round:\n%s", client_table(finished))
@@ -135,7 +135,7 @@ def _about(federation: Federation, simulated: bool) -> dict[str, Any]:
     }
 
 
-def _export(grid: Grid, federation: Federation, config: dict[str, str]) -> None:
+def export(grid: Grid, federation: Federation, config: dict[str, str]) -> None:
     """Let the clients of a simulation write their personal models into the run directory, or write what they send."""
     timeout = federation.config.round_timeout
     messages = [question(client.node_id, "export", config, timeout) for client in federation.roster]
