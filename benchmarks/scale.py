@@ -59,7 +59,7 @@ def run(repeats: int) -> list[Row]:
 
 
 def draw(rows: Sequence[Row], file: Path) -> None:
-    """Draw time and memory against clients, on logarithmic axes, as SVG."""
+    """Draw time, on logarithmic axes, and memory against clients, as SVG."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -68,15 +68,21 @@ def draw(rows: Sequence[Row], file: Path) -> None:
 
     found = {row.name: row for row in rows}
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    for axis, name, label in zip(axes, (_TIME, _MEMORY), ("seconds a round", "peak memory, MB"), strict=True):
+    for axis, name, label, digits in zip(
+        axes, (_TIME, _MEMORY), ("seconds a round", "peak memory, MB"), (4, 2), strict=True
+    ):
         curve = [found[name.format(count)] for count in CLIENTS[1:]]
         values = [curve[0].theirs, *(row.ours for row in curve)]
         slope, start = _line(CLIENTS, values)
         between = np.geomspace(CLIENTS[0], CLIENTS[-1])
-        axis.loglog(CLIENTS, values, "o", label="measured")
-        axis.loglog(between, start + slope * between, label=f"{start:.3g} + {slope:.2g} per client")
-        axis.set(xlabel="clients", ylabel=label, xticks=CLIENTS, xticklabels=[str(count) for count in CLIENTS])
-        axis.set_ylim(bottom=min(values) / 2)
+        axis.plot(CLIENTS, values, "o", label="measured")
+        axis.plot(between, start + slope * between, label=f"{start:.{digits}f} + {slope:.{digits}f} per client")
+        axis.set(xscale="log", xlabel="clients", ylabel=label)
+        axis.set_xticks(CLIENTS, [str(count) for count in CLIENTS])
+        if name == _TIME:
+            axis.set_yscale("log")
+        else:
+            axis.set_ylim(0, 1.2 * max(values))
         axis.grid(alpha=0.3)
         axis.legend()
     figure.savefig(file, metadata={"Date": None})
