@@ -1,4 +1,4 @@
-"""``python -m benchmarks [NAME ...] [-o FILE]``: run benchmarks, print a table, write JSON."""
+"""``python -m benchmarks [NAME ...] [-o FILE] [--plot FILE]``: run benchmarks, print a table, write JSON."""
 
 import argparse
 import importlib
@@ -12,6 +12,7 @@ from benchmarks.measure import Row, hardware, table
 
 NAMES = {
     "simulation": "a round of flwr run with all that is around training, against the bare training of its clients",
+    "scale": "a round of flwr run and its memory, from 10 to 1,000 clients",
     "server": "memory and throughput of folding replies, against numpy's in-place multiply-add",
     "latency": "seconds a round on real processes: stock Flower, Floret's app on stock nodes, Floret's nodes",
     "training": "samples a second in local training: Floret's clients, the same written by hand, plain PyTorch",
@@ -26,11 +27,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=f"Benchmarks. {text}.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="which; all by default")
     parser.add_argument("-o", "--output", type=Path, help="write the figures as JSON here, too")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures of scale as SVG here")
     parser.add_argument("--repeats", type=int, default=3, help="how often each pair is run; the median counts")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.names if name not in NAMES]
     if unknown:
         parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(NAMES)}")
+    if arguments.plot and "scale" not in (arguments.names or NAMES):
+        parser.error("--plot draws the figures of scale, which is not among the benchmarks to run")
     rows: list[Row] = []
     started = time.time()
     for name in arguments.names or NAMES:
@@ -41,6 +45,8 @@ def main() -> None:
     print(table(rows))
     machine = hardware()
     print(f"\n{machine['cpu']}, {machine['cores']} cores; torch {machine['torch']}, flwr {machine['flwr']}")
+    if arguments.plot:
+        importlib.import_module("benchmarks.scale").draw(rows, arguments.plot)
     if arguments.output:
         content = {"hardware": machine, "seconds": time.time() - started, "rows": [asdict(row) for row in rows]}
         arguments.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,6 +1,7 @@
 """The ClientApp, the only bridge between Flower's messages and a method's NumPyClient."""
 
 import logging
+import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -83,13 +84,21 @@ def state_dir(context: Context) -> Path:
 def client_store(context: Context, config: RunConfig, directory: str = "") -> Store:
     """Return where this client's state is kept.
 
-    In simulation, where clients run on the machine of the server, that is the ``directory`` which the server names, or
-    without one ``context.state``. A node goes by its own config alone.
+    In simulation that is the ``directory`` which the server names, in its run directory, or without one
+    ``context.state``. A node goes by its own config alone.
+
+    Raises:
+        FloretError: the run directory is that of another machine of a Ray cluster.
     """
     if not in_simulation():
         root, sync = state_dir(context), True
     elif directory:
         root, sync = Path(directory), False
+        if not root.parent.is_dir():
+            raise FloretError(
+                f"{root.parent} is not on {platform.node()}: several machines need output-dir on a disk that all "
+                "of them share, or checkpoint-every = 0"
+            )
     else:
         return ContextStore(context.state)
     return FileStore.at(root, config.federation, config.method, client_name(context), sync=sync)
@@ -202,7 +211,8 @@ def describe(message: Message, context: Context) -> RecordDict:
 def export(message: Message, context: Context) -> RecordDict:
     """Write the personal model to the run directory, in simulation only: there it is the user's own machine.
 
-    The file holds the model's tensors under their own names, as safetensors; nothing travels back but its name.
+    The file holds the model's tensors under their own names, as safetensors. On another machine of a Ray cluster that
+    does not have the run directory, the model travels back instead.
     """
     if not in_simulation():
         raise FloretError("a personal model is exported in simulation only; on a node it stays in the node's state")
@@ -212,7 +222,10 @@ def export(message: Message, context: Context) -> RecordDict:
     # The run is over, so nothing earlier is asked for any more.
     store.keep(store.versions([])[:1])
     model = {name.removeprefix(MODEL): tensor for name, tensor in tensors.items() if name.startswith(MODEL)}
-    name = f"{client_name(context)}.safetensors"
-    if model:
-        save_file(model, Path(str(said["directory"])) / name)
-    return RecordDict({"client": ConfigRecord({"file": name if model else ""})})
+    folder, name = Path(str(said["directory"])), f"{client_name(context)}.safetensors"
+    content = RecordDict({"client": ConfigRecord({"file": name if model else ""})})
+    if model and folder.is_dir():
+        save_file(model, folder / name)
+    elif model:
+        content["model"] = to_record({name: tensor.numpy() for name, tensor in model.items()})
+    return content

@@ -9,7 +9,7 @@ import fcntl
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -302,7 +302,7 @@ class FileStore:
         """Add a version; see ``Store``."""
         content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
         manifest, path = self._paths(version)
-        said = {key: value for key, value in asdict(version).items() if key != "number"}
+        said = {item.name: getattr(version, item.name) for item in fields(version) if item.name != "number"}
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             write_whole(path, content, sync=self._sync)
@@ -317,10 +317,10 @@ class FileStore:
     def keep(self, versions: Iterable[Version]) -> None:
         """Remove all other versions, manifest first, whatever is damaged, and whatever a crash left."""
         kept = {path.name for version in versions for path in self._paths(version)}
-        for pattern in ("*.json", "*.safetensors", ".*.new"):
-            for path in self.directory.glob(pattern):
-                if path.name not in kept:
-                    path.unlink(missing_ok=True)
+        # In order, so that a manifest goes before its tensors.
+        for path in sorted(self.directory.glob("*")):
+            if path.name not in kept and path.suffix in (".json", ".safetensors", ".new"):
+                path.unlink(missing_ok=True)
 
     def _paths(self, version: Version) -> tuple[Path, Path]:
         stem = self.directory / f"{version.number:08d}"

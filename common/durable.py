@@ -48,7 +48,7 @@ def write_whole(path: Path, content: bytes, *, sync: bool = True) -> None:
 
 def write_manifest(path: Path, content: Mapping[str, Any], *, sync: bool = True) -> None:
     """Write ``content`` as JSON with a checksum of its own; see ``write_whole``."""
-    text = json.dumps({**content, CHECKSUM: _checksum(content)}, indent=1)
+    text = json.dumps({**content, CHECKSUM: _checksum(content)})
     write_whole(path, text.encode(), sync=sync)
 
 

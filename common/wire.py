@@ -4,17 +4,34 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 from io import BytesIO
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.lib import format as npy
 
 NamedArrays = dict[str, np.ndarray]
+Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 # Bytes of a header; numpy's own limit.
 _LONGEST = 10_000
 _READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+def find_record(content: RecordDict, name: str, kind: type[Record]) -> Record | None:
+    """Return the record ``name`` of a message if there is one of that kind.
+
+    Flower's ``array_records`` and its like copy all of them at each use, into an object that refers to itself and so
+    keeps them until the garbage collector runs.
+    """
+    record = content[name] if name in content else None  # noqa: SIM401 - Flower's get raises and catches
+    return record if isinstance(record, kind) else None
+
+
+def empty(record: ArrayRecord) -> None:
+    """Remove all arrays of a record."""
+    for name in list(record):
+        del record[name]
 
 
 def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:

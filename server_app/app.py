@@ -3,17 +3,20 @@
 import logging
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context
+from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
+from safetensors.numpy import save_file
 
 import data
 from common.config import RunConfig
 from common.errors import ConfigError, FloretError, one_line
 from common.memory import return_freed_memory
 from common.seeds import torch_generator
+from common.wire import find_record, from_record
 from models import build_model, head_layers
 from server_app.checkpoint import Checkpoint
 from server_app.delivery import Delivery
@@ -23,7 +26,7 @@ from server_app.rounds import checkpoint_of, run_rounds, summarise
 from server_app.rundir import RunDirectory, versions
 from server_app.settings import check_resumable, own_keys, read_config
 from server_app.trackers import Trackers, wanted
-from strategies.core import FloretStrategy, Session, StrategySetting, exchange, in_simulation
+from strategies.core import FloretStrategy, Session, StrategySetting, exchange, find_by_node, in_simulation
 
 app = ServerApp()
 log = logging.getLogger("flwr")
@@ -52,6 +55,8 @@ def run(grid: Grid, context: Context) -> None:
     return_freed_memory()
     config, kind, parameters = read_config(context.run_config)
     simulated = in_simulation(grid)
+    if simulated:
+        find_by_node(grid)
     data.check(config, files=simulated)
     trackers = Trackers(wanted(config))
     federation = Federation(grid, config)
@@ -84,7 +89,7 @@ def run(grid: Grid, context: Context) -> None:
         directory.write_summary(summary)
         trackers.finish(summary)
     if simulated:
-        _export(grid, federation, {"directory": str(directory.personal), "session.directory": session.directory})
+        export(grid, federation, {"directory": str(directory.personal), "session.directory": session.directory})
     finished = read_run(directory.path)
     write_report([finished], directory.path / "report.html")
     log.info("Accuracy per client, last round:\n%s", client_table(finished))
@@ -136,11 +141,14 @@ def _about(federation: Federation, simulated: bool) -> dict[str, Any]:
     }
 
 
-def _export(grid: Grid, federation: Federation, config: dict[str, str]) -> None:
-    """Let the clients of a simulation write their personal models into the run directory."""
+def export(grid: Grid, federation: Federation, config: dict[str, str]) -> None:
+    """Let the clients of a simulation write their personal models into the run directory, or write what they send."""
     timeout = federation.config.round_timeout
     messages = [question(client.node_id, "export", config, timeout) for client in federation.roster]
     for reply in exchange(grid, messages, timeout):
         if reply.has_error() or "error" in reply.content.config_records:
             reason = reply.error.reason if reply.has_error() else reply.content.config_records["error"]["reason"]
             log.error("A personal model was not exported: %s", one_line(reason))
+        elif model := find_record(reply.content, "model", ArrayRecord):
+            name = Path(str(reply.content.config_records["client"]["file"])).name
+            save_file(from_record(model), Path(config["directory"]) / name)

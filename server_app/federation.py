@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 
 from common.config import RunConfig
 from common.errors import FloretError, one_line
-from strategies.core import Client, Roster, in_simulation
+from strategies.core import Client, Roster, in_flight, in_simulation
 
 log = logging.getLogger("flwr")
 
@@ -110,12 +110,13 @@ class Federation:
                     refused.append(str(error))
                 self._refused[node] = (time.monotonic(), str(error))
         self._pending = {key: node for key, node in self._pending.items() if node in nodes}
-        unknown = [node for node in sorted(nodes) if not self.roster.known(node) and node not in self._pending.values()]
+        asked = set(self._pending.values())
+        unknown = [node for node in sorted(nodes) if not self.roster.known(node) and node not in asked]
         due = [
             node for node in unknown if time.monotonic() - self._refused.get(node, (-_ASK_AGAIN, ""))[0] >= _ASK_AGAIN
         ]
-        if self._simulated and not self.roster:
-            due = due[:1] if not self._pending else []
+        if self._simulated:
+            due = due[: in_flight() - len(self._pending) if self.roster else 1 - len(self._pending)]
         self._ask(due)
         return refused
 

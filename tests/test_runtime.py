@@ -6,11 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from flwr.app import Message
+from safetensors.torch import load_file
 
+from client_app.app import client_store, node_config
 from client_app.runtime import device_of, given_cpus, in_simulation, use_threads
+from client_app.state import ClientState, ContextStore, FileStore
 from common.config import RunConfig, read_keys
-from common.errors import ConfigError
-from tests.harness import run_config
+from common.errors import ConfigError, FloretError
+from server_app.app import export
+from server_app.federation import Federation
+from strategies.core import Client
+from tests.harness import LocalGrid, run_config
 
 
 @pytest.fixture
@@ -41,3 +48,35 @@ def test_devices(config: RunConfig) -> None:
     for name in ("gpu", "cuda:99"):
         with pytest.raises(ConfigError, match=f"device = '{name}': not available here"):
             device_of(name)
+
+
+def test_a_run_directory_that_is_on_another_machine_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client_app.app.in_simulation", lambda: True)
+    context = LocalGrid(run_config(tmp_path), 1, tmp_path).contexts[1000]
+    directory = tmp_path / "elsewhere" / "checkpoints" / "clients"
+    with pytest.raises(FloretError, match=r"elsewhere/checkpoints is not on .* need output-dir on a disk that all"):
+        client_store(context, node_config(context), str(directory))
+    assert not directory.parent.exists()
+    directory.parent.mkdir(parents=True)
+    assert isinstance(client_store(context, node_config(context), str(directory)), FileStore)
+
+
+def test_a_personal_model_of_another_machine_reaches_the_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("client_app.app.in_simulation", lambda: True)
+    folder = tmp_path / "personal"
+
+    def elsewhere(_: Message, reply: Message) -> Message:
+        folder.mkdir()  # the client did not see it
+        return reply
+
+    grid = LocalGrid(run_config(tmp_path), 1, tmp_path, tamper=elsewhere)
+    state = grid.contexts[1000].state
+    ClientState(ContextStore(state)).commit(1, {"model.w": torch.tensor([1.0, 2.0]), "memory.m": torch.zeros(3)})
+    federation = Federation(grid, read_keys(RunConfig, run_config(tmp_path)))
+    federation.roster.add(Client("0", 1000, 1, 1, 1))
+    export(grid, federation, {"directory": str(folder), "session.directory": ""})
+    (file,) = folder.iterdir()
+    assert file.name == "0.safetensors"
+    assert {name: tensor.tolist() for name, tensor in load_file(file).items()} == {"w": [1.0, 2.0]}

@@ -1,6 +1,7 @@
 """The server half of every method: who takes part, what is sent, what may come back, how it is aggregated."""
 
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ from flwr.serverapp.strategy import Strategy
 from common.config import RunConfig, key_of
 from common.errors import ConfigError, FloretError, one_line
 from common.seeds import numpy_generator
-from common.wire import NamedArrays, from_record, payload_bytes, to_record, views
+from common.wire import NamedArrays, empty, find_record, from_record, payload_bytes, to_record, views
 from models import Head, Part, SplitModel, feature_width, tensor_names
 from strategies.core.aggregate import WeightedMean
 from strategies.core.roster import Client, Roster
@@ -198,17 +199,17 @@ class FloretStrategy(Strategy):
         self.begin_round()
         for client, message in self.answered(replies):
             try:
-                arrays, samples, metrics = self._read(message)
+                record, arrays, samples, metrics = self._read(message)
             except RefusedError as reason:
                 self.refuse(client, str(reason))
                 continue
-            up = payload_bytes(message.content.array_records["arrays"])
+            up = sum(array.nbytes for array in arrays.values())
             self.reports[client.name] = Report(client, True, metrics, up, self._asked.pop(client.name))
             self.fold(client, arrays, samples)
             # Gone before the next one comes: Flower's records refer to themselves, so the garbage collector would let
             # several replies pile up.
-            message.content.array_records["arrays"].clear()
-            del message, arrays
+            empty(record)
+            del message, record, arrays
         self.refuse_silent()
         if len(self.reports) < self.config.min_replies:
             log.warning(
@@ -353,25 +354,26 @@ class FloretStrategy(Strategy):
             RefusedError: the client failed, or there is none.
         """
         self._check_answer(message)
-        records = message.content.config_records
-        if name not in records:
+        record = find_record(message.content, name, ConfigRecord)
+        if record is None:
             raise RefusedError(f"the reply has no {name}")
-        return records[name]
+        return record
 
     # The house
 
     def _take_notes(self, client: Client, message: Message) -> None:
-        records = {} if message.has_error() else message.content.config_records
-        lines: Any = records["notes"]["lines"] if "notes" in records else []
-        for line in lines:
+        record = None if message.has_error() else find_record(message.content, "notes", ConfigRecord)
+        lines = record.get("lines") if record else None
+        for line in lines if isinstance(lines, list) else []:
             self.notes.append((client.name, str(line)))
             log.warning("Client %s: %s", client.name, line)
 
     def _check_answer(self, message: Message) -> None:
         if message.has_error():
             raise RefusedError(one_line(message.error.reason))
-        if "error" in message.content.config_records:
-            raise RefusedError(str(message.content.config_records["error"]["reason"]))
+        error = find_record(message.content, "error", ConfigRecord)
+        if error is not None:
+            raise RefusedError(str(error.get("reason", "an error without a reason")))
 
     def _metrics(self, message: Message) -> dict[str, float]:
         """Return a reply's metrics.
@@ -380,17 +382,17 @@ class FloretStrategy(Strategy):
             RefusedError: the client failed, or a metric is not a finite number.
         """
         self._check_answer(message)
-        content = message.content
-        if "metrics" not in content.metric_records:
+        record = find_record(message.content, "metrics", MetricRecord)
+        if record is None:
             raise RefusedError("the reply has no metrics")
-        metrics = dict(content.metric_records["metrics"])
+        metrics = dict(record.items())
         for name, value in metrics.items():
-            if not isinstance(value, int | float) or not np.isfinite(value):
+            if not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise RefusedError(f"metric {name} is {value}, not a finite number")
         return metrics  # type: ignore[return-value]
 
-    def _read(self, message: Message) -> tuple[NamedArrays, int, dict[str, float]]:
-        """Return a reply's arrays, number of samples and metrics.
+    def _read(self, message: Message) -> tuple[ArrayRecord, NamedArrays, int, dict[str, float]]:
+        """Return a reply's arrays, as they came and to read in place, its number of samples and its metrics.
 
         Raises:
             RefusedError: the client failed, or the reply is not what ``expected`` says.
@@ -399,10 +401,11 @@ class FloretStrategy(Strategy):
         samples = metrics.get("num-examples")
         if type(samples) is not int or samples < 1:
             raise RefusedError(f"num-examples is {samples}, not a positive whole number")
-        if "arrays" not in message.content.array_records:
+        record = find_record(message.content, "arrays", ArrayRecord)
+        if record is None:
             raise RefusedError("the reply has no arrays")
         try:
-            arrays = views(message.content.array_records["arrays"])
+            arrays = views(record)
         except (ValueError, TypeError, EOFError) as error:
             raise RefusedError(f"an array cannot be read: {error}") from error
         for name, spec in self._expected.items():
@@ -412,13 +415,13 @@ class FloretStrategy(Strategy):
             if name not in self._expected:
                 raise RefusedError(f"tensor {name} is unknown")
             spec = self._expected[name]
-            if array.shape != spec.shape or str(array.dtype) != spec.dtype:
+            if array.shape != spec.shape or array.dtype != spec.dtype:
                 raise RefusedError(
                     f"tensor {name} is {array.dtype} {array.shape}, it must be {spec.dtype} {spec.shape}"
                 )
             if not np.isfinite(array).all():
                 raise RefusedError(f"tensor {name} is not finite")
-        return arrays, samples, metrics
+        return record, arrays, samples, metrics
 
     def _means(self) -> MetricRecord:
         names = sorted({name for report in self.reports.values() for name in report.metrics} - {"num-examples"})

@@ -28,12 +28,15 @@ class Roster:
         self._clients: dict[str, Client] = {}
         self._names: dict[int, str] = {}
         self._online: set[int] | None = None  # None: nobody has looked yet
+        self._ordered: list[Client] = []  # sorting takes long, so what it gave is kept until a client comes
 
     def __len__(self) -> int:
         return len(self._clients)
 
     def __iter__(self) -> Iterator[Client]:
-        return iter(sorted(self._clients.values(), key=lambda client: _natural(client.name)))
+        if not self._ordered:
+            self._ordered = sorted(self._clients.values(), key=lambda client: _natural(client.name))
+        return iter(self._ordered)
 
     def __getitem__(self, name: str) -> Client:
         return self._clients[name]
@@ -59,12 +62,12 @@ class Roster:
         elsewhere = known and known.node_id != client.node_id and known.node_id in (self._online or ())
         if known and elsewhere and known.identity != client.identity:
             raise FloretError(f"client-name {client.name} is taken: a node with another state directory has it")
-        self._clients[client.name] = client
+        self._put(client)
         self._names[client.node_id] = client.name
 
     def restore(self, client: Client) -> None:
         """Add a client of an earlier run; where it is now is not known."""
-        self._clients[client.name] = replace(client, node_id=0)
+        self._put(replace(client, node_id=0))
 
     def at(self, node_id: int) -> Client:
         """Return the client that is reached, or was reached, at ``node_id``.
@@ -77,6 +80,10 @@ class Roster:
     def known(self, node_id: int) -> bool:
         """Return whether a client described itself from ``node_id``."""
         return node_id in self._names
+
+    def _put(self, client: Client) -> None:
+        self._clients[client.name] = client
+        self._ordered = []
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
