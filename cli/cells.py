@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -198,6 +199,8 @@ def run_missing(cells: Cells, jobs: Sequence[Job], told: Callable[[Cell], str], 
     Returns:
         Why a cell failed, by the name of its folder.
     """
+    # Ended by a batch system, it stops its run as at Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     failed: dict[str, str] = {}
     console = Console(stderr=False, highlight=False, soft_wrap=True)
     columns = [TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn()]
