@@ -12,7 +12,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -62,6 +63,21 @@ class Cells:
         self._app, self._superlink = app, superlink
         self._defaults = default_config(app)
         self._folder = output.resolve() / "cells"
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other programs from running cells of the same folder.
+
+        Raises:
+            FloretError: one is doing so.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / ".lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise FloretError(f"{self._folder}: another floret is running cells there") from error
+            yield
 
     def config(self, cell: Cell) -> dict[str, Any]:
         """Return every key of the cell's run.
@@ -162,7 +178,7 @@ class Cells:
         found = _RUN_ID.search(log.read_text(encoding="utf-8", errors="replace"))
         if found:
             place = [self._superlink] if self._superlink else []
-            subprocess.run(["flwr", "stop", found[1], *place], capture_output=True, check=False, timeout=60)
+            subprocess.run(["flwr", "stop", found[1], *place], capture_output=True, check=False)
 
     def _about(self, cell: Cell, run: Path) -> dict[str, Any]:
         config = json.loads((run / "config.json").read_text(encoding="utf-8"))
@@ -198,6 +214,9 @@ def run_missing(cells: Cells, jobs: Sequence[Job], told: Callable[[Cell], str], 
 
     Returns:
         Why a cell failed, by the name of its folder.
+
+    Raises:
+        FloretError: another program runs cells of the same folder.
     """
     # Ended by a batch system, it stops its run as at Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -206,7 +225,8 @@ def run_missing(cells: Cells, jobs: Sequence[Job], told: Callable[[Cell], str], 
     columns = [TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn()]
     missing = [job for job in jobs if cells.outcome(job.cell) is None]
     work = _Work([job.weight for job in missing])
-    with Progress(*columns, TextColumn("{task.fields[left]}"), console=console, transient=True) as progress:
+    display = Progress(*columns, TextColumn("{task.fields[left]}"), console=console, transient=True)
+    with cells.alone(), display as progress:
         bar = progress.add_task("cells", total=len(jobs), completed=len(jobs) - len(missing), left="")
         if len(missing) < len(jobs):
             console.print(f"{len(jobs) - len(missing)} of {len(jobs)} cells are done")

@@ -401,6 +401,9 @@ def test_what_was_interrupted_goes_on(simulator: Simulator, tmp_path: Path) -> N
     second.wait(60)
     left = rounds()
     until(lambda: rounds() > left, "the run does not go on", 60)
+    with Cells(ROOT, tmp_path / "out").alone():
+        fourth = subprocess.run(reproduce, env=simulator.env, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert fourth.stderr.strip() == f"floret: {tmp_path / 'out' / 'cells'}: another floret is running cells there"
     third = subprocess.run(reproduce, env=simulator.env, capture_output=True, text=True, timeout=200, cwd=ROOT)
     assert third.returncode == 0, third.stderr
     (history,) = tmp_path.rglob("history.jsonl")
