@@ -84,7 +84,7 @@ def draw(rows: Sequence[Row], file: Path) -> None:
         else:
             axis.set_ylim(0, 1.2 * max(values))
         axis.grid(alpha=0.3)
-        axis.legend()
+        axis.legend(loc="lower right")
     figure.savefig(file, metadata={"Date": None})
     pyplot.close(figure)
 
