@@ -327,7 +327,7 @@ def test_a_table_is_run_told_and_not_run_again(simulator: Simulator, tmp_path: P
 
     def run(*options: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*reproduce, *options], env=simulator.env, capture_output=True, text=True, timeout=200, cwd=ROOT
+            [*reproduce, *options], env=simulator.env, capture_output=True, text=True, timeout=400, cwd=ROOT
         )
 
     done = run()
@@ -404,7 +404,7 @@ def test_what_was_interrupted_goes_on(simulator: Simulator, tmp_path: Path) -> N
     with Cells(ROOT, tmp_path / "out").alone():
         fourth = subprocess.run(reproduce, env=simulator.env, capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert fourth.stderr.strip() == f"floret: {tmp_path / 'out' / 'cells'}: another floret is running cells there"
-    third = subprocess.run(reproduce, env=simulator.env, capture_output=True, text=True, timeout=200, cwd=ROOT)
+    third = subprocess.run(reproduce, env=simulator.env, capture_output=True, text=True, timeout=400, cwd=ROOT)
     assert third.returncode == 0, third.stderr
     (history,) = tmp_path.rglob("history.jsonl")
     assert [json.loads(line)["round"] for line in history.read_text().splitlines()] == [*range(1, 31)]
