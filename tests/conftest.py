@@ -130,3 +130,13 @@ def deployment(tmp_path: Path) -> "Iterator[Deployment]":
         yield deployment
     finally:
         deployment.end()
+
+
+# What waits for real processes: begun first, so that no worker is left with one of them at the end.
+_SLOW = ("simulation", "kills", "nodes", "faults", "experiments", "operator", "serving", "certificates")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the slow files first."""
+    places = {f"test_{name}.py": place for place, name in enumerate(_SLOW)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))

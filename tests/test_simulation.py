@@ -161,8 +161,8 @@ def test_a_sweep_runs_what_is_missing_and_lets_the_validation_split_decide(
 
     printed = sweep()
     results = json.loads((tmp_path / "out" / "sweep.json").read_text())
-    found = [cell["summary"] for cell in results["cells"]]
-    assert [cell["keys"]["seed"] for cell in results["cells"]] == [0, 1]
+    found = [cell["summary"] for cell in results["runs"]]
+    assert [cell["keys"]["seed"] for cell in results["runs"]] == [0, 1]
     mean = 100 * (found[0]["test"] + found[1]["test"]) / 2
     row = (tmp_path / "out" / "sweep.md").read_text().splitlines()[2]
     assert f"| 2 | {100 * (found[0]['validation'] + found[1]['validation']) / 2:.1f} ± " in row
