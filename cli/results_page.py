@@ -103,9 +103,10 @@ SWEEP = """
 <h1>Sweep over {{ varied | join(", ") }}</h1>
 <p class="muted">{{ conditions }}</p>
 </header>
+{% set order = "The validation split decides the order." if validated
+  else "Without a validation split the order is that of the grid." %}
 <section>{{ chart("Accuracy of each combination", svg,
-  "Mean over clients after local training; a dot is a seed, the bar the mean. The validation split decides the order.")
-}}</section>
+  "Mean over clients after local training; a dot is a seed, the bar the mean. " ~ order) }}</section>
 <section>
 <h2>Figures</h2>
 <div class="whole">
@@ -161,7 +162,8 @@ def write_sweep_page(
         conditions: what is the same in all combinations.
         head: of the table.
         rows: of the table, best first.
-        points: name, validation and test accuracies in [0, 1] (a number a seed) of each combination, best first.
+        points: name, validation and test accuracies in [0, 1] (a number a seed; none for a split that is empty) of each
+            combination, best first.
         path: of the page.
 
     Raises:
@@ -170,20 +172,31 @@ def write_sweep_page(
 
     def paint(figure: Any) -> None:
         axes = figure.subplots()
-        for nth, (_, validation, test) in enumerate(points):
-            for side, values in ((-0.15, validation), (0.15, test)):
-                colour = report_charts.AFTER if side < 0 else report_charts.BEFORE
-                named = {} if nth else {"label": "validation" if side < 0 else "test"}
-                place = len(points) - 1 - nth - side
-                axes.plot(values, [place] * len(values), "o", color=colour, markersize=6, alpha=0.75, **named)
-                axes.plot([mean(values)] * 2, [place - 0.13, place + 0.13], color=colour)
+        validation, test = [point[1] for point in points], [point[2] for point in points]
+        splits = [("validation", -0.15, report_charts.AFTER, validation), ("test", 0.15, report_charts.BEFORE, test)]
+        for split, side, colour, accuracies in splits:
+            named = {"label": split}
+            for nth, values in enumerate(accuracies):
+                if values:
+                    place = len(points) - 1 - nth - side
+                    axes.plot(values, [place] * len(values), "o", color=colour, markersize=6, alpha=0.75, **named)
+                    axes.plot([mean(values)] * 2, [place - 0.13, place + 0.13], color=colour)
+                    named = {}
         axes.set_yticks(range(len(points)), [name for name, _, _ in reversed(points)])
         axes.grid(axis="x")
-        report_charts.percent_axis(axes, [v for _, *splits in points for split in splits for v in split], "x")
+        report_charts.percent_axis(axes, [value for values in validation + test for value in values], "x")
         report_charts.legend_above(axes)
 
     svg = report_charts.draw(report_charts.WIDTH, 90 + 34 * len(points), "Accuracy of each combination", paint)
-    content = {"varied": varied, "conditions": conditions, "head": head, "rows": rows, "svg": svg}
+    validated = any(validation for _, validation, _ in points)
+    content = {
+        "varied": varied,
+        "conditions": conditions,
+        "head": head,
+        "rows": rows,
+        "svg": svg,
+        "validated": validated,
+    }
     _write(SWEEP, content, path)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cli.results_page import write_sweep_page
 from cli.run import default_config, parse_run_config, split_arguments
 from cli.sweep import combinations, markdown, rows, table_row
 from common.config import RunConfig, key_of
@@ -144,3 +145,16 @@ def test_rows_of_a_sweep_are_ordered_by_validation() -> None:
         "| 0.1 | 2 | 60.0 ± 10.0 | 60.0 ± 0.0 | - | 10.0 ± 0.0 | 40.0 ± 0.0 | 2.0 | 3.0 |",
         "| 5.0 | 0 | - | - | - | - | - | - | - |",
     ]
+
+
+@pytest.mark.parametrize("validation", [[0.5, 0.7], []])
+def test_the_page_of_a_sweep_with_and_without_a_validation_split(tmp_path: Path, validation: list[float]) -> None:
+    points = [("lr=0.1", validation, [0.6, 0.8]), ("lr=0.01", validation, [0.5])]
+    write_sweep_page(
+        ["lr"], "rounds=1", ["lr", "test after"], [["0.1", "70.0"], ["0.01", "50.0"]], points, tmp_path / "p"
+    )
+    page = (tmp_path / "p").read_text()
+    assert "<td>70.0</td>" in page
+    assert "Accuracy of each combination" in page
+    assert ("The validation split decides" in page) == bool(validation)
+    assert ("the order is that of the grid" in page) == (not validation)

@@ -168,6 +168,9 @@ def test_a_sweep_runs_what_is_missing_and_lets_the_validation_split_decide(
     assert f"| 2 | {100 * (found[0]['validation'] + found[1]['validation']) / 2:.1f} ± " in row
     assert f"| {mean:.1f} ± " in row
     assert row in printed
+    page = (tmp_path / "out" / "sweep.html").read_text()
+    assert f"<td>{row.split(' | ')[2]}</td>" in page
+    assert page.count("<svg") == 1
     before = set((tmp_path / "out").rglob("summary.json"))
     sweep()
     assert set((tmp_path / "out").rglob("summary.json")) == before
