@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from client_app.batches import Batch, epoch, normalise, passes, take
 from client_app.prototypes import class_means, stack
 from client_app.runtime import training_type
+from client_app.sgd import Sgd
 from client_app.state import ClientState
 from common.config import RunConfig, Scalar, key_of
 from common.errors import FloretError
@@ -199,7 +200,8 @@ class FloretClient(NumPyClient):
         Returns:
             The mean of the last turn's loss over all batches.
         """
-        optimizers = [self._optimizer(parameters) for parameters, _ in turns]
+        rates = {"lr": self.message["lr"], "momentum": self.config.momentum, "weight_decay": self.config.weight_decay}
+        optimizers = [Sgd(parameters, **rates) for parameters, _ in turns]
         self.model.train()
         everything = {*self.model.parameters(), *(p for parameters, _ in turns for p in parameters)}
         thaws = [partial(_thaw, parameters, everything.difference(parameters)) for parameters, _ in turns]
@@ -212,7 +214,7 @@ class FloretClient(NumPyClient):
                 for thaw, part, (_, loss), optimizer in zip(thaws, shown, turns, optimizers, strict=True):
                     if len(turns) > 1:
                         thaw()
-                    optimizer.zero_grad(set_to_none=True)
+                    optimizer.zero_grad()
                     with self.autocast():
                         value = loss(part)
                     value.backward()  # type: ignore[no-untyped-call]
@@ -327,15 +329,6 @@ class FloretClient(NumPyClient):
     def _placed(self, split: Split) -> Split:
         layout = torch.channels_last if split.x.dim() == 4 else torch.preserve_format
         return Split(split.x.to(self.device, memory_format=layout), split.y.to(self.device))
-
-    def _optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(
-            parameters,
-            lr=self.message["lr"],
-            momentum=self.config.momentum,
-            weight_decay=self.config.weight_decay,
-            fused=self.device.type in ("cpu", "cuda"),
-        )
 
     def _shown(self, batch: Batch, turns: int) -> list[Batch]:
         """Return the batch as each turn gets it: with the extractor's answer, whose graph only the last turn gets."""

@@ -1,5 +1,6 @@
 """The datasets that Floret can read, as one pool of samples that a partition then deals out to clients."""
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -281,11 +282,13 @@ def _kept(n: int, source: Source) -> npt.NDArray[np.int64] | None:
 
 
 def _read_digits() -> Samples:
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    x = np.round(digits.images * (255 / 16)).astype(np.uint8)
-    return Samples(x[:, None], digits.target.astype(np.int64))
+    # scikit-learn's own reader needs all of scikit-learn and scipy, two seconds of import for a small table.
+    installed = importlib.util.find_spec("sklearn")
+    if installed is None or installed.origin is None:
+        raise DataError("dataset digits is a file of scikit-learn, which is not installed")
+    table = np.loadtxt(Path(installed.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    x = np.round(table[:, :64].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    return Samples(x[:, None], table[:, 64].astype(np.int64))
 
 
 def _read_official(dataset: str, root: Path, *, download: bool) -> list[Samples]:

@@ -61,7 +61,9 @@ def build_model(
             have = f"model {name!r} has {len(stack)} layers"
             raise ConfigError(f"head-layers = {head_layers}: must be from 1 to {len(stack) - 1}, {have}")
         model = SplitModel(_stack(stack[:-head_layers]), _head(stack[-head_layers:]))
-    model.to_empty(device="cpu")
+    # Not to_empty, which leads a tensor without storage through PyTorch's compiler: an import of most of a second.
+    empty = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in model.state_dict().items()}
+    model.load_state_dict(empty, assign=True)
     if generator is not None:
         initialise(model, generator, _GAINS.get(name, 1.0))
     return model

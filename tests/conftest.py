@@ -16,7 +16,7 @@ import pytest
 # Two workers whose PyTorch takes all cores each would spin against each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.harness import ROOT
+from tests.harness import copy_app
 
 if TYPE_CHECKING:
     from tests.deployment import Deployment
@@ -29,12 +29,13 @@ class Simulator:
     """Runs ``flwr run`` against a SuperLink of its own, on free ports and with private folders."""
 
     env: dict[str, str]
+    app: Path
     output: Path
     pid: int
 
-    def run(self, run_config: str, federation_config: str, *, app: Path = ROOT, timeout: float = 240) -> str:
-        """Run the app to its end; return what the user sees."""
-        command = [str(BIN / "flwr"), "run", str(app), "test", "--stream", "--run-config", run_config]
+    def run(self, run_config: str, federation_config: str, *, app: Path | None = None, timeout: float = 240) -> str:
+        """Run the app, or another one, to its end; return what the user sees."""
+        command = [str(BIN / "flwr"), "run", str(app or self.app), "test", "--stream", "--run-config", run_config]
         done = subprocess.run(
             [*command, "--federation-config", federation_config],
             env=self.env,
@@ -110,7 +111,7 @@ def running_simulator(folder: Path) -> Iterator[Simulator]:
         )
     try:
         wait_for_port(control, process, log)
-        yield Simulator(env, output, process.pid)
+        yield Simulator(env, copy_app(folder / "app"), output, process.pid)
     finally:
         process.terminate()
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import free_port, wait_for_port
-from tests.harness import ROOT
+from tests.harness import ROOT, copy_app
 
 BIN = Path(sys.executable).parent
 # Training that takes some seconds, so that there is a middle to be killed in.
@@ -96,6 +96,7 @@ class Deployment:
             "NO_COLOR": "1",
         }
         (self.folder / "flwr").mkdir(parents=True)
+        self.app = copy_app(self.folder / "app")
         ca = [part for flag, part in zip(self.tls, self.tls[1:], strict=False) if flag == "--ssl-ca-certfile"]
         secure = f'root-certificates = "{ca[0]}"' if ca else "insecure = true"
         (self.folder / "flwr" / "config.toml").write_text(
@@ -142,12 +143,14 @@ class Deployment:
             process.wait_for("SuperNode ID", 90)
         return started
 
-    def run(self, app: Path = ROOT, **keys: Any) -> Process:
+    def run(self, app: Path | None = None, **keys: Any) -> Process:
         """Start ``flwr run`` with run-config keys: ``min_clients=2`` for ``min-clients=2``, ``pfakd__beta``."""
         values = {"output_dir": str(self.output), "round_timeout": 60.0} | keys
         said = [f"{key.replace('__', '.').replace('_', '-')}={json.dumps(value)}" for key, value in values.items()]
         name = f"run{sum(process.log.name.startswith('run') for process in self.processes)}"
-        return self.start(name, [BIN / "flwr", "run", app, "dep", "--stream", "--run-config", " ".join(said)])
+        return self.start(
+            name, [BIN / "flwr", "run", app or self.app, "dep", "--stream", "--run-config", " ".join(said)]
+        )
 
     def end(self) -> None:
         """End everything, what was started last first."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sklearn.datasets
 import torch
 import torchvision.datasets
 from hypothesis import HealthCheck, given, settings
@@ -246,6 +247,9 @@ def test_digits_are_uint8_images():
     assert pool.x[0, 0, 0].tolist() == [0, 0, 80, 207, 143, 16, 0, 0]
     assert pool.x.max() == 255
     assert pool.y[:5].tolist() == [0, 1, 2, 3, 4]
+    theirs = sklearn.datasets.load_digits()
+    assert np.array_equal(pool.x[:, 0], np.round(theirs.images * (255 / 16)))
+    assert np.array_equal(pool.y, theirs.target)
 
 
 @pytest.mark.parametrize(

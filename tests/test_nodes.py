@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import signal
 import socket
 import socketserver
@@ -33,7 +32,7 @@ from common.errors import FloretError
 from data import ClientData, load_own
 from tests.conftest import free_port
 from tests.deployment import BIN, Deployment, children, finish, until
-from tests.harness import ROOT, federate, run_config
+from tests.harness import ROOT, copy_app, federate, run_config
 
 NAMES = ("north", "east", "south", "west")
 
@@ -396,10 +395,7 @@ def test_a_stock_supernode_beside_a_floret_node(fedper: Plain) -> None:
 
 
 def test_a_node_refuses_a_run_of_other_code(fedper: Plain, tmp_path: Path) -> None:
-    app = tmp_path / "app"
-    for part in ("cli", "client_app", "common", "data", "models", "server_app", "strategies"):
-        shutil.copytree(ROOT / part, app / part, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", app)
+    app = copy_app(tmp_path / "app")
     with (app / "client_app" / "client.py").open("a") as file:
         file.write("# changed\n")
     run = fedper.deployment.run(app, rounds=1, round_timeout=10.0, output_dir=str(tmp_path / "runs"), **KEYS)

@@ -1,23 +1,28 @@
 """Where a client computes: what it was given, and a line when the config asks for more."""
 
+import copy
 import dataclasses
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from flwr.app import Message
 from safetensors.torch import load_file
+from torch import nn
 
 from client_app.app import client_store, node_config
 from client_app.runtime import device_of, given_cpus, in_simulation, use_threads
+from client_app.sgd import Sgd
 from client_app.state import ClientState, ContextStore, FileStore
 from common.config import RunConfig, read_keys
 from common.errors import ConfigError, FloretError
 from server_app.app import export
 from server_app.federation import Federation
 from strategies.core import Client
-from tests.harness import LocalGrid, run_config
+from tests.harness import ROOT, LocalGrid, run_config
 
 
 @pytest.fixture
@@ -40,6 +45,47 @@ def test_more_threads_than_cpus_is_refused(config: RunConfig) -> None:
     assert 1 <= cpus <= (os.cpu_count() or 1)
     with pytest.raises(ConfigError, match=rf"threads = {cpus + 1}: this client was given {cpus} CPU\(s\)"):
         use_threads(dataclasses.replace(config, threads=cpus + 1))
+
+
+def test_a_client_loads_no_more_than_it_needs(tmp_path: Path) -> None:
+    # Each of these takes every client process a second or more, and a device the memory.
+    script = (
+        "import sys; from pathlib import Path; from tests.harness import federate\n"
+        f"federate(Path({str(tmp_path)!r}) / 'runs', rounds=1)\n"
+        "print([name for name in ('ray', 'sklearn', 'sympy', 'torch._dynamo', 'torchvision') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_is_that_of_pytorch(momentum: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    ours = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((3, 4), (5,), (2, 2))]
+    theirs = copy.deepcopy(ours)
+    mine = Sgd(ours, lr=0.1, momentum=momentum, weight_decay=0.01)
+    kept = torch.optim.SGD(theirs, lr=0.1, momentum=momentum, weight_decay=0.01, fused=True)
+    for x in torch.randn(4, 5, generator=generator):
+        for parameters in (ours, theirs):
+            for parameter in parameters:
+                parameter.grad = None
+            # The last one takes no part and has no gradient.
+            (parameters[0].sin().sum() * parameters[1] * x).square().sum().backward()
+        mine.step()
+        kept.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    # By hand: the first two steps on a weight of 1 with a gradient of 2.
+    (w,) = parameters = [nn.Parameter(torch.tensor([1.0]))]
+    optimizer = Sgd(parameters, lr=0.1, momentum=momentum, weight_decay=0.01)
+    expected, buffer = 1.0, 0.0
+    for _ in range(2):
+        w.grad = torch.tensor([2.0])
+        optimizer.step()
+        buffer = momentum * buffer + 2.0 + 0.01 * expected
+        expected -= 0.1 * buffer
+        assert w.item() == pytest.approx(expected)
+    optimizer.zero_grad()
+    assert w.grad is None
 
 
 def test_devices(config: RunConfig) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from models import build_model
 from server_app.settings import read_config
 from tests.conftest import Simulator
 from tests.deployment import children, until
-from tests.harness import ROOT, federate, run_config, timeless
+from tests.harness import ROOT, copy_app, federate, run_config, timeless
 
 SHORT = "rounds=3 local-epochs=2"
 
@@ -132,8 +131,7 @@ def test_a_config_that_cannot_be_used_ends_the_run_with_a_line(simulator: Simula
 
 def test_actors_run_the_code_of_the_app_that_was_submitted(simulator: Simulator, tmp_path: Path) -> None:
     # Another checkout than the one that is installed, through a SuperLink that was started elsewhere.
-    app = tmp_path / "floret"
-    shutil.copytree(ROOT, app, ignore=shutil.ignore_patterns(".*", "tests", "*.egg-info", "__pycache__"))
+    app = copy_app(tmp_path / "floret")
     changed = app / "client_app" / "methods" / "local.py"
     changed.write_text(
         changed.read_text() + "\n    def train(self) -> float:\n        return float(len(__file__))\n", encoding="utf-8"
@@ -150,7 +148,8 @@ def test_a_sweep_runs_what_is_missing_and_lets_the_validation_split_decide(
     simulator: Simulator, tmp_path: Path
 ) -> None:
     command = [
-        *(sys.executable, "-m", "cli.main", "sweep", str(ROOT), "--superlink", "test", "-o", str(tmp_path / "out")),
+        *(sys.executable, "-m", "cli.main", "sweep", str(simulator.app), "--superlink", "test"),
+        *("-o", str(tmp_path / "out")),
         *("--grid", "seed=[0, 1]", "-c", 'method="local" rounds=1', "--federation-config", "num-supernodes=2"),
     ]
 

@@ -29,7 +29,7 @@ class Warm:
 
     def __init__(self, *, datasets: bool) -> None:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
-        extra = ["flwr_datasets.partitioner", "sklearn.datasets", "torchvision.datasets"] if datasets else []
+        extra = ["flwr_datasets.partitioner", "torchvision.datasets"] if datasets else []
         self._context.set_forkserver_preload(["client_app.node.work", *extra])
 
     def call(

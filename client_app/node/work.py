@@ -8,7 +8,6 @@ import threading
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-import torch._dynamo  # noqa: F401 - not used here: the first step of an optimizer imports it, which takes a second
 from flwr.app import Message
 from flwr.common.serde import context_from_proto, message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Context as ProtoContext
