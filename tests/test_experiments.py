@@ -379,6 +379,7 @@ def unlocked(file: IO[str]) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_what_was_interrupted_goes_on(simulator: Simulator, tmp_path: Path) -> None:
     file = real(
         tmp_path, rounds=30, rows=[{"name": "One", "config": {"method": "fedper"}, "reported": [50]}], claims=[]

@@ -5,8 +5,12 @@ import resource
 import sys
 from typing import Any
 
+import pytest
+
 from tests.deployment import LONG, SHORT, Deployment, Process, finish, refused, trained
 from tests.harness import ROOT, timeless
+
+pytestmark = pytest.mark.slow
 
 
 def test_damaged_state_files_are_told_and_the_versions_before_them_used(deployment: Deployment) -> None:

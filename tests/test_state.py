@@ -207,13 +207,14 @@ def test_a_directory_that_cannot_be_written_loses_nothing(tmp_path: Path) -> Non
 
 def test_two_processes_never_have_one_clients_state(tmp_path: Path) -> None:
     with store(tmp_path).claim():
-        if os.fork() == 0:
+        child = os.fork()
+        if child == 0:
             try:
                 with store(tmp_path).claim():
                     os._exit(1)
             except FloretError as error:
                 os._exit(0 if "is in use by another process" in str(error) else 2)
-        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     with store(tmp_path).claim():
         pass
 
