@@ -4,6 +4,8 @@ import os
 import signal
 
 from client_app.node.warm import Warm
+import pytest
+
 from tests.deployment import LONG, Deployment, below, children, commands, finish, in_round, refused, trained, until
 
 
@@ -66,6 +68,7 @@ def test_the_server_app_killed_and_the_run_resumed(deployment: Deployment) -> No
     assert deployment.rounds_kept("a") == deployment.rounds_kept("b") == [3, 4]
 
 
+@pytest.mark.slow
 def test_the_superlink_killed_and_started_again_with_its_database(deployment: Deployment) -> None:
     a, _ = deployment.nodes(2)
     run = deployment.run(rounds=4, **LONG)
@@ -81,6 +84,7 @@ def test_the_superlink_killed_and_started_again_with_its_database(deployment: De
     assert deployment.rounds_kept("a") == deployment.rounds_kept("b") == [3, 4]
 
 
+@pytest.mark.slow
 def test_a_node_that_hangs_past_the_timeout_is_gone_without_and_comes_back(deployment: Deployment) -> None:
     a, b = deployment.nodes(2)
     run = deployment.run(rounds=4, **LONG | {"local_epochs": 150}, round_timeout=15.0)

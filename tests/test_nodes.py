@@ -360,6 +360,7 @@ def test_what_fedper_keeps_private_never_leaves_the_node(fedper: Plain) -> None:
     never_sent(fedper, content + fedper.proxy.raw(), private)
 
 
+@pytest.mark.slow
 def test_a_stock_supernode_beside_a_floret_node(fedper: Plain) -> None:
     """In the same run; it also shows that what FedDFPA keeps private, the extractor, never leaves the node."""
     dep, name = fedper.deployment, "it-s.stock_1"
