@@ -3,9 +3,9 @@
 import os
 import signal
 
-from client_app.node.warm import Warm
 import pytest
 
+from client_app.node.warm import Warm
 from tests.deployment import LONG, Deployment, below, children, commands, finish, in_round, refused, trained, until
 
 
