@@ -1,6 +1,7 @@
 """A real local SuperLink for the tests that go through ``flwr run``."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -113,12 +114,18 @@ def running_simulator(folder: Path) -> Iterator[Simulator]:
         wait_for_port(control, process, log)
         yield Simulator(env, copy_app(folder / "app"), output, process.pid)
     finally:
+        from tests.deployment import children, commands  # which needs the ports of this module
+
+        inside = commands(children(process.pid))
         process.terminate()
         try:
             process.wait(30)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(10)
+        # A run that was ending just now would look for its SuperLink for ever.
+        for pid in commands([pid for pid, command in inside.items() if "flwr-simulation" in command]):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
