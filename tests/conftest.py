@@ -94,6 +94,8 @@ def running_simulator(folder: Path) -> Iterator[Simulator]:
         "FLORET_HOME": str(folder / "floret"),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
+        # Ray's actors give way to every other process, and with the other tests' beside them stand still for minutes.
+        "RAY_worker_niceness": "0",
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         "NO_COLOR": "1",
     }

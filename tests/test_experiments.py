@@ -393,7 +393,7 @@ def test_what_was_interrupted_goes_on(simulator: Simulator, tmp_path: Path) -> N
         process = subprocess.Popen(
             reproduce, env=simulator.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
         )
-        until(lambda: rounds() >= until_round or process.poll() is not None, "no rounds", 120)
+        until(lambda: rounds() >= until_round or process.poll() is not None, "no rounds", 200)
         return process
 
     # Ended in good order, it stops the run, too. (Ctrl-C does the same; a shell may have its signal ignored here.)
