@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tests.deployment import Deployment
 
 BIN = Path(sys.executable).parent
+# Seconds that a test waits at most for what takes a few of them on an idle machine.
+PATIENCE = 400.0
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,9 @@ class Simulator:
     output: Path
     pid: int
 
-    def run(self, run_config: str, federation_config: str, *, app: Path | None = None, timeout: float = 240) -> str:
+    def run(
+        self, run_config: str, federation_config: str, *, app: Path | None = None, timeout: float = PATIENCE
+    ) -> str:
         """Run the app, or another one, to its end; return what the user sees."""
         command = [str(BIN / "flwr"), "run", str(app or self.app), "test", "--stream", "--run-config", run_config]
         done = subprocess.run(
@@ -58,7 +62,7 @@ def free_port() -> int:
         return port
 
 
-def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path, seconds: float = 60) -> None:
+def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path, seconds: float = PATIENCE) -> None:
     """Return when something listens on ``port``; fail when ``process`` ends or time is up before."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import free_port, wait_for_port
+from tests.conftest import PATIENCE, free_port, wait_for_port
 from tests.harness import ROOT, copy_app
 
 BIN = Path(sys.executable).parent
@@ -41,7 +41,7 @@ class Process:
         """Return what it has printed, without colours."""
         return re.sub(r"\x1b\[\d+m", "", self.log.read_text(errors="replace"))
 
-    def wait_for(self, pattern: str, seconds: float = 60, *, times: int = 1, since: int = 0) -> None:
+    def wait_for(self, pattern: str, seconds: float = PATIENCE, *, times: int = 1, since: int = 0) -> None:
         """Return when the log, from character ``since`` on, has ``pattern``; fail when time is up or it has ended."""
         deadline = time.monotonic() + seconds
         while len(re.findall(pattern, self.text()[since:])) < times:
@@ -55,7 +55,7 @@ class Process:
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal, and wait for the end."""
         self.popen.send_signal(number)
-        self.popen.wait(30)
+        self.popen.wait(PATIENCE)
 
     def end(self) -> None:
         """Stop it in good order, or else by force."""
@@ -133,19 +133,19 @@ class Deployment:
         process = self.start(name, [BIN / "floret", "node", *join, *safe, *known, *kept, *arguments], **options)
         if wait:
             since = 0 if process.text().count("SuperNode ID") == 0 else len(process.text())
-            process.wait_for("SuperNode ID", 90, since=since)
+            process.wait_for("SuperNode ID", since=since)
         return process
 
     def nodes(self, count: int) -> list[Process]:
         """Start nodes ``a``, ``b``, ... with a partition of digits each."""
         started = [self.node("abcdefgh"[i], "--partition", f"{i}/{count}", wait=False) for i in range(count)]
         for process in started:
-            process.wait_for("SuperNode ID", 90)
+            process.wait_for("SuperNode ID")
         return started
 
     def run(self, app: Path | None = None, **keys: Any) -> Process:
         """Start ``flwr run`` with run-config keys: ``min_clients=2`` for ``min-clients=2``, ``pfakd__beta``."""
-        values = {"output_dir": str(self.output), "round_timeout": 60.0} | keys
+        values = {"output_dir": str(self.output), "round_timeout": PATIENCE} | keys
         said = [f"{key.replace('__', '.').replace('_', '-')}={json.dumps(value)}" for key, value in values.items()]
         name = f"run{sum(process.log.name.startswith('run') for process in self.processes)}"
         return self.start(
@@ -172,14 +172,14 @@ class Deployment:
         return [json.loads(path.read_text())["round"] for path in sorted(folder.glob("*.json"))]
 
 
-def finish(run: Process, seconds: float = 150) -> str:
+def finish(run: Process, seconds: float = PATIENCE) -> str:
     """Wait until the run has ended well; return its log."""
     run.wait_for("Report: ", seconds)
-    run.popen.wait(30)
+    run.popen.wait(PATIENCE)
     return run.text()
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
     """Return when the condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -211,9 +211,9 @@ def below(process: Process, part: str) -> list[int]:
 
 def in_round(node: Process, server_round: int) -> None:
     """Return while the node is training in this round."""
-    node.wait_for(rf"ROUND {server_round}\]\s+INFO :\s+Receiving: train.*\n.*Received successfully", 90)
+    node.wait_for(rf"ROUND {server_round}\]\s+INFO :\s+Receiving: train.*\n.*Received successfully")
     # The warm process and the fork that has this message.
-    until(lambda: len(below(node, "forkserver")) == 2, "no fork of the warm process", 30)
+    until(lambda: len(below(node, "forkserver")) == 2, "no fork of the warm process")
 
 
 def refused(deployment: Deployment) -> list[tuple[int, str, str]]:

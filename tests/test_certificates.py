@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from cli.main import floret
 from common.errors import FloretError
-from tests.conftest import BIN, free_port, wait_for_port
+from tests.conftest import BIN, PATIENCE, free_port, wait_for_port
 
 
 def make(folder: Path, *arguments: str) -> None:
@@ -254,7 +254,7 @@ class SuperLink:
 
     def flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [BIN / "flwr", *arguments], env=self.env, capture_output=True, text=True, timeout=60, cwd=self.folder
+            [BIN / "flwr", *arguments], env=self.env, capture_output=True, text=True, timeout=PATIENCE, cwd=self.folder
         )
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -300,7 +300,7 @@ def superlink(made: Path, tmp_path: Path) -> Iterator[SuperLink]:
         yield SuperLink(tmp_path, fleet, env)
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(PATIENCE)
 
 
 def supernode(superlink: SuperLink, ca: Path, key: Path) -> tuple[subprocess.Popen[bytes], Path]:
@@ -330,18 +330,18 @@ def test_a_superlink_takes_registered_nodes_only(superlink: SuperLink, made: Pat
     north, north_log = supernode(superlink, made / "ca.crt", made / "nodes" / "north")
     south, south_log = supernode(superlink, made / "ca.crt", made / "nodes" / "south")
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline and superlink.nodes()[0]["status"] != "online":
             time.sleep(0.2)
         listed = [(node["node-id"], node["status"]) for node in superlink.nodes()]
         assert listed == [(registered[0][0], "online")], north_log.read_text()
-        assert south.wait(30) != 0
+        assert south.wait(PATIENCE) != 0
         assert "No SuperNode found with the given public key" in south_log.read_text()
         assert north.poll() is None
     finally:
         for process in (north, south):
             process.terminate()
-            process.wait(30)
+            process.wait(PATIENCE)
 
 
 def test_flwr_without_tls_gets_nothing(superlink: SuperLink) -> None:

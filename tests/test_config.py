@@ -17,6 +17,7 @@ from common.config import RunConfig, key_of
 from common.errors import ConfigError
 from server_app.settings import read_config
 from strategies import METHODS
+from tests.conftest import PATIENCE
 from tests.harness import ROOT, run_config
 
 
@@ -111,7 +112,7 @@ def test_floret_run_tells_a_mistake_before_anything_starts(tmp_path: Path, argum
         [sys.executable, "-m", "cli.main", "run", str(ROOT), "--run-config", argument],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         cwd=ROOT,
         env=os.environ | {"PATH": str(tmp_path)},
     )

@@ -17,7 +17,7 @@ from cli.cells import Cell, Cells
 from cli.experiment import Data, Experiment, selected
 from common.errors import ConfigError
 from server_app.settings import read_config
-from tests.conftest import Simulator
+from tests.conftest import PATIENCE, Simulator
 from tests.deployment import until
 from tests.harness import ROOT
 
@@ -326,7 +326,7 @@ def test_a_table_is_run_told_and_not_run_again(simulator: Simulator, tmp_path: P
 
     def run(*options: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*reproduce, *options], env=simulator.env, capture_output=True, text=True, timeout=400, cwd=ROOT
+            [*reproduce, *options], env=simulator.env, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT
         )
 
     done = run()
@@ -393,28 +393,30 @@ def test_what_was_interrupted_goes_on(simulator: Simulator, tmp_path: Path) -> N
         process = subprocess.Popen(
             reproduce, env=simulator.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
         )
-        until(lambda: rounds() >= until_round or process.poll() is not None, "no rounds", 200)
+        until(lambda: rounds() >= until_round or process.poll() is not None, "no rounds")
         return process
 
     # Ended in good order, it stops the run, too. (Ctrl-C does the same; a shell may have its signal ignored here.)
     first = begin(3)
     first.send_signal(signal.SIGTERM)
-    assert first.wait(60) == 130
+    assert first.wait(PATIENCE) == 130
     (started,) = tmp_path.rglob("config.json")
     with (started.parent / ".lock").open("a") as lock:
-        until(lambda: unlocked(lock), "the run does not stop", 60)
+        until(lambda: unlocked(lock), "the run does not stop")
     stopped = rounds()
     assert stopped < 30
     # Killed, it leaves the run behind, which goes on.
     second = begin(stopped + 3)
     second.kill()
-    second.wait(60)
+    second.wait(PATIENCE)
     left = rounds()
-    until(lambda: rounds() > left, "the run does not go on", 60)
+    until(lambda: rounds() > left, "the run does not go on")
     with Cells(ROOT, tmp_path / "out").alone():
-        fourth = subprocess.run(reproduce, env=simulator.env, capture_output=True, text=True, timeout=60, cwd=ROOT)
+        fourth = subprocess.run(
+            reproduce, env=simulator.env, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT
+        )
     assert fourth.stderr.strip() == f"floret: {tmp_path / 'out' / 'cells'}: another floret is running cells there"
-    third = subprocess.run(reproduce, env=simulator.env, capture_output=True, text=True, timeout=400, cwd=ROOT)
+    third = subprocess.run(reproduce, env=simulator.env, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
     assert third.returncode == 0, third.stderr
     (history,) = tmp_path.rglob("history.jsonl")
     assert [json.loads(line)["round"] for line in history.read_text().splitlines()] == [*range(1, 31)]

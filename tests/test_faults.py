@@ -71,7 +71,7 @@ def rogue(deployment: Deployment, name: str, faults: str, *arguments: str) -> Pr
         deployment.env | {"ROGUE": faults, "PYTHONPATH": str(ROOT)},
     )
     deployment.processes.append(process)
-    process.wait_for("SuperNode ID", 90)
+    process.wait_for("SuperNode ID")
     return process
 
 

@@ -30,7 +30,7 @@ from client_app.node.supernode import WRONG_VERSION, Reason
 from common.config import RunConfig, read_keys
 from common.errors import FloretError
 from data import ClientData, load_own
-from tests.conftest import free_port
+from tests.conftest import PATIENCE, free_port
 from tests.deployment import BIN, Deployment, children, finish, until
 from tests.harness import ROOT, copy_app, federate, run_config
 
@@ -99,7 +99,7 @@ class Proxy:
         record.append(taken)
         with contextlib.suppress(OSError):
             while content := source.recv(65536):
-                self._flows.wait(120)
+                self._flows.wait(PATIENCE)
                 taken += content
                 sink.sendall(content)
         for end in (source, sink):
@@ -176,7 +176,12 @@ class Floret:
     def __call__(self, *arguments: str | Path, code: int = 0) -> tuple[str, str]:
         """Return what it prints on stdout and on stderr."""
         done = subprocess.run(
-            [BIN / "floret", *arguments], env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=90
+            [BIN / "floret", *arguments],
+            env=self.env,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
         )
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout, done.stderr
@@ -199,7 +204,7 @@ class Floret:
         lines = []
         try:
             for process in started:
-                _, err = process.communicate(timeout=90)
+                _, err = process.communicate(timeout=PATIENCE)
                 assert process.returncode == 2, err
                 assert "Traceback" not in err
                 *log, last = err.splitlines()
@@ -273,9 +278,9 @@ def fedper(plain: Plain) -> Plain:
     files = dep.node("files", "--data-dir", plain.files, *join, wait=False)
     pictures = dep.node("pictures", "--data-dir", plain.pictures, wait=False)
     for node in (files, pictures):
-        node.wait_for("SuperNode ID", 90)
+        node.wait_for("SuperNode ID")
     run = dep.run(method="fedper", rounds=9, min_clients=2, output_dir=str(dep.folder / "fedper"), **KEYS)
-    until(lambda: plain.rounds("fedper") >= 2 or run.popen.poll() is not None, "two rounds", 90)
+    until(lambda: plain.rounds("fedper") >= 2 or run.popen.poll() is not None, "two rounds")
     # The round that is going on now lasts until the third node is there, however slow it is to start.
     plain.proxy.pause()
     try:
@@ -373,7 +378,7 @@ def test_a_stock_supernode_beside_a_floret_node(fedper: Plain) -> None:
             *("--clientappio-api-address", f"127.0.0.1:{free_port()}", "--node-config", config),
         ],
     )
-    stock.wait_for("SuperNode ID", 60)
+    stock.wait_for("SuperNode ID")
     mark = fedper.proxy.mark()
     run = dep.run(method="feddfpa", rounds=2, min_clients=2, output_dir=str(dep.folder / "feddfpa"), **KEYS)
     finish(run)
@@ -399,8 +404,8 @@ def test_a_node_refuses_a_run_of_other_code(fedper: Plain, tmp_path: Path) -> No
     app = copy_app(tmp_path / "app")
     with (app / "client_app" / "client.py").open("a") as file:
         file.write("# changed\n")
-    run = fedper.deployment.run(app, rounds=1, round_timeout=10.0, output_dir=str(tmp_path / "runs"), **KEYS)
-    run.wait_for("clients joined within round-timeout", 60)
+    run = fedper.deployment.run(app, rounds=1, round_timeout=20.0, output_dir=str(tmp_path / "runs"), **KEYS)
+    run.wait_for("clients joined within round-timeout")
     line = (
         "this node runs its installed Floret, and the run's app floret/floret 0.1.0 has another client_app/client.py; "
     )
@@ -617,7 +622,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
             env=deployment.env,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
         )
         assert registered.returncode == 0, registered.stdout + registered.stderr
         yield Secure(deployment, made, make_files(folder / "data", 31), Floret(deployment.env, folder))
@@ -688,7 +693,7 @@ def test_a_run_over_tls_with_a_registered_node(secure: Secure) -> None:
         since = len(north.text())
         supernode = next(pid for pid in children(north.popen.pid) if "client_app.node.supernode" in _command(pid))
         os.kill(supernode, signal.SIGKILL)
-        north.wait_for(f"a node with --key {key} is connected: .*; trying again in", 60, since=since)
+        north.wait_for(f"a node with --key {key} is connected: .*; trying again in", since=since)
         assert north.popen.poll() is None
     finally:
         proxy.close()

@@ -6,13 +6,13 @@ import subprocess
 from pathlib import Path
 
 from cli.main import floret
-from tests.conftest import BIN
+from tests.conftest import BIN, PATIENCE
 from tests.deployment import Deployment, finish
 
 
 def flwr(deployment: Deployment, *arguments: str) -> str:
     command: list[str | Path] = [BIN / "flwr", *arguments]
-    done = subprocess.run(command, env=deployment.env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=deployment.env, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     said: str = done.stdout
     return said
@@ -47,7 +47,7 @@ def test_a_node_that_is_unregistered_says_so_and_ends(tmp_path: Path) -> None:
         node = deployment.node("north", "--partition", "0/1", *keys)
         (listed,) = json.loads(flwr(deployment, "supernode", "list", "dep", "--format", "json"))["nodes"]
         flwr(deployment, "supernode", "unregister", listed["node-id"], "dep")
-        assert node.popen.wait(90) == 2
+        assert node.popen.wait(PATIENCE) == 2
         where = f"--superlink 127.0.0.1:{deployment.fleet}"
         assert node.text().splitlines()[-1].startswith(f"floret: {where}: does not know --key")
     finally:

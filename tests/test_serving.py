@@ -23,6 +23,7 @@ from data import load_client
 from data.text import tokens
 from server_app.settings import read_config
 from strategies import METHODS
+from tests.conftest import PATIENCE
 from tests.harness import ON_MLP, Outcome, federate, run_config
 
 CLIENTS = 2
@@ -280,7 +281,7 @@ def exported(federated: Callable[[str], Federated], tmp_path_factory: pytest.Tem
     script.write_text(_OUTSIDE)
     packages = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     done = subprocess.run(
-        [sys.executable, "-I", "-S", script, folder, *packages], capture_output=True, text=True, timeout=300
+        [sys.executable, "-I", "-S", script, folder, *packages], capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
     about = json.loads(done.stdout)

@@ -17,7 +17,7 @@ from client_app.batches import normalise
 from data import load_client
 from models import build_model
 from server_app.settings import read_config
-from tests.conftest import Simulator
+from tests.conftest import PATIENCE, Simulator
 from tests.deployment import children, until
 from tests.harness import ROOT, copy_app, federate, run_config, timeless
 
@@ -101,7 +101,7 @@ def test_a_killed_simulation_is_resumed_with_the_same_numbers(
     federation = "num-supernodes=10 client-resources-num-cpus=1 init-args-num-cpus=2"
     with ThreadPoolExecutor() as pool:
         killed = pool.submit(simulator.run, run, federation)
-        until(lambda: any(tmp_path.glob("*/checkpoints/round-*.json")), "no round was finished", 200)
+        until(lambda: any(tmp_path.glob("*/checkpoints/round-*[1-9].json")), "no round was finished")
         for pid in children(simulator.pid):
             if "flwr-simulation" in Path(f"/proc/{pid}/cmdline").read_text():
                 os.kill(pid, signal.SIGKILL)
@@ -154,7 +154,7 @@ def test_a_sweep_runs_what_is_missing_and_lets_the_validation_split_decide(
     ]
 
     def sweep() -> str:
-        done = subprocess.run(command, env=simulator.env, capture_output=True, text=True, timeout=200, cwd=ROOT)
+        done = subprocess.run(command, env=simulator.env, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
