@@ -372,6 +372,10 @@ class FloretClient(NumPyClient):
         """Return the model before the first round: the same weights as the server's and every other client's."""
         return self.new_model(torch_generator(self.config.seed, "model"))
 
+    def own_initial_model(self) -> SplitModel:
+        """Return a model with weights that no other client begins with."""
+        return self.new_model(torch_generator(self.config.seed, "model", self.setting.name))
+
     def new_model(self, generator: torch.Generator | None) -> SplitModel:
         """Return a model of the federation's kind with weights drawn from ``generator``, without one with any."""
         classes, head_layers = self.message["num-classes"], self.message["head-layers"]

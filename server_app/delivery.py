@@ -50,20 +50,18 @@ class Delivery(Grid):
     is at another node, and sends a question behind the message: a node handles messages one at a time and in order, so
     an answer to the question, while the message itself has none, says that the message is lost. It is then sent again;
     that a client gets a round's message twice is harmless (see ``client_app.state``). A node that Flower reports as
-    gone is given ``grace`` seconds to come back.
+    gone is given ``return-timeout`` seconds to come back.
 
     Args:
         grid: Flower's.
-        federation: knows the clients.
+        federation: knows the clients, and the run config.
         patience: seconds before the first question.
-        grace: seconds that a node which went away is waited for.
     """
 
-    def __init__(self, grid: Grid, federation: Federation, *, patience: float = 10.0, grace: float = 30.0) -> None:
+    def __init__(self, grid: Grid, federation: Federation, *, patience: float = 10.0) -> None:
         self._grid = grid
         self._federation = federation
         self._patience = patience
-        self._grace = grace
         self._open: dict[str, _Open] = {}
 
     def set_run(self, run: Any) -> None:
@@ -127,7 +125,7 @@ class Delivery(Grid):
             reply, since = item.gone
             if client in self._federation.roster.present():
                 self._again(item, client.node_id, now)
-            elif now - since >= self._grace:
+            elif now - since >= self._federation.config.return_timeout:
                 return reply
             return None
         if client.node_id != item.node:

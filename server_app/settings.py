@@ -38,8 +38,9 @@ def own_keys(values: Mapping[str, Any]) -> dict[str, Any]:
 
 # What a run may have otherwise when it is resumed: none of it changes what is computed.
 _FREE = (
-    *("rounds", "evaluate-every", "min-clients", "min-replies", "round-timeout", "checkpoint-every", "resume"),
-    *("device", "data-dir", "download", "output-dir", "client-state", "tensorboard", "tracker"),
+    *("rounds", "evaluate-every", "min-clients", "min-replies", "round-timeout", "return-timeout"),
+    *("checkpoint-every", "resume", "device", "data-dir", "download", "output-dir", "client-state"),
+    *("tensorboard", "tracker"),
 )
 
 

@@ -10,7 +10,8 @@ from strategies.core import FloretStrategy, TensorSpec
 @dataclass(frozen=True, kw_only=True)
 class FedDFPAParameters:
     """``fusion`` of the heads' rows, ``align_global`` and ``align_historical`` are switches; ``align_reduction`` is
-    ``"mean"`` over features or ``"sum"``, ``historical_weight`` weighs the historical alignment.
+    ``"mean"`` over features or ``"sum"``, ``historical_weight`` weighs the historical alignment; with ``own_start``
+    every client draws its own initial model.
     """
 
     fusion: bool
@@ -18,6 +19,7 @@ class FedDFPAParameters:
     align_historical: bool
     align_reduction: str = choice("mean", "sum")
     historical_weight: float = between(0)
+    own_start: bool
 
 
 class FedDFPA(FloretStrategy):

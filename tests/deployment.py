@@ -145,7 +145,7 @@ class Deployment:
 
     def run(self, app: Path | None = None, **keys: Any) -> Process:
         """Start ``flwr run`` with run-config keys: ``min_clients=2`` for ``min-clients=2``, ``pfakd__beta``."""
-        values = {"output_dir": str(self.output), "round_timeout": PATIENCE} | keys
+        values = {"output_dir": str(self.output), "round_timeout": PATIENCE, "return_timeout": PATIENCE} | keys
         said = [f"{key.replace('__', '.').replace('_', '-')}={json.dumps(value)}" for key, value in values.items()]
         name = f"run{sum(process.log.name.startswith('run') for process in self.processes)}"
         return self.start(

@@ -69,6 +69,20 @@ def test_the_server_app_killed_and_the_run_resumed(deployment: Deployment) -> No
 
 
 @pytest.mark.slow
+def test_a_node_that_is_gone_for_good_is_waited_for_as_long_as_the_config_says(deployment: Deployment) -> None:
+    a, _ = deployment.nodes(2)
+    run = deployment.run(rounds=2, **LONG, return_timeout=1.0)
+    in_round(a, 1)
+    a.kill()
+    log = finish(run)
+    assert "Client a refused: Error: Node Unavailable" in log
+    assert trained(deployment) == [["b"]] * 2
+    ((_, client, reason),) = refused(deployment)
+    assert client == "a"
+    assert "Node Unavailable" in reason
+
+
+@pytest.mark.slow
 def test_the_superlink_killed_and_started_again_with_its_database(deployment: Deployment) -> None:
     a, _ = deployment.nodes(2)
     run = deployment.run(rounds=4, **LONG)

@@ -285,6 +285,20 @@ def test_feddfpa_never_sends_its_extractor(tmp_path: Path) -> None:
     assert {c["bytes"]["up"] for line in outcome.history for c in line["clients"].values()} == {4 * (650 + 2 * 64)}
 
 
+@pytest.mark.parametrize(("own", "starts"), [(True, 3), (False, 1)])
+def test_feddfpa_starts_from_own_or_common_weights(tmp_path: Path, own: bool, starts: int) -> None:
+    sent = set()
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train":
+            sent.add(from_record(reply.content.array_records["arrays"])["head.weight"].tobytes())
+        return reply
+
+    still: dict[str, Any] = {"lr": 1e-30, "momentum": 0.0, "weight_decay": 0.0, "feddfpa__fusion": False}
+    federate(tmp_path, 3, method="feddfpa", rounds=1, tamper=tamper, feddfpa__own_start=own, **still)
+    assert len(sent) == starts
+
+
 def test_feddfpa_sends_the_prototypes_that_it_took_before_training(tmp_path: Path) -> None:
     sent: list[dict[str, np.ndarray]] = []
 
@@ -295,7 +309,7 @@ def test_feddfpa_sends_the_prototypes_that_it_took_before_training(tmp_path: Pat
 
     outcome = federate(tmp_path, method="feddfpa", rounds=1, tamper=tamper)
     client: Any = build_client(outcome.grid.contexts[1000])
-    client.message = {"num-classes": 10, "head-layers": 1}
+    client.message = {"num-classes": 10, "head-layers": 1, "feddfpa.own-start": False}
     client.model = client.initial_model()
     for name, prototype in client.local_prototypes().items():
         assert np.array_equal(prototype.numpy(), sent[0][name])

@@ -8,6 +8,7 @@ from client_app.batches import Batch, passes
 from client_app.client import FloretClient
 from client_app.prototypes import alignment_loss
 from data import Split
+from models import SplitModel
 
 
 def fusion_coefficients(own: Tensor, received: Tensor, measured: Tensor) -> Tensor:
@@ -47,10 +48,15 @@ class FedDFPA(FloretClient):
     """Keeps its whole model, and its own prototypes of the last round that it took part in (historical prototypes).
 
     Receives and sends the head and ``prototype.<class>``. Parameters from the server: the switches ``fusion``,
-    ``align-global``, ``align-historical``; ``align-reduction`` (``"mean"`` or ``"sum"``), ``historical-weight`` (>= 0).
+    ``align-global``, ``align-historical``, ``own-start``; ``align-reduction`` (``"mean"`` or ``"sum"``),
+    ``historical-weight`` (>= 0).
     """
 
     shares = "head"
+
+    def initial_model(self) -> SplitModel:
+        """Return the client's own initial model (Algorithm 1), or with ``own-start`` off the common one."""
+        return self.own_initial_model() if self.parameter("own-start") else super().initial_model()
 
     def receive(self) -> None:
         """Fuse the rows of own classes of the received head into the own one."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from client_app.batches import Batch
 from client_app.client import FloretClient
-from common.seeds import numpy_generator, torch_generator
+from common.seeds import numpy_generator
 from models import SplitModel
 
 UNIT, AUXILIARY = "unit", "auxiliary"
@@ -52,9 +52,7 @@ class UAPDFL(FloretClient):
 
     def initial_model(self) -> SplitModel:
         """Return the client's own initial model (Algorithm 2, line 1), or with ``own-start`` off the common one."""
-        if self.parameter("own-start"):
-            return self.new_model(torch_generator(self.config.seed, "model", self.setting.name))
-        return super().initial_model()
+        return self.own_initial_model() if self.parameter("own-start") else super().initial_model()
 
     def plan(self, parameters: list[np.ndarray], config: dict[str, Any]) -> dict[str, Any]:
         """Say what is wanted of the peers (Algorithm 2, lines 9-19).
