@@ -27,6 +27,7 @@ def test_a_node_killed_in_mid_training_and_started_again(deployment: Deployment)
     assert deployment.rounds_kept("a") == deployment.rounds_kept("b") == [2, 3]
 
 
+@pytest.mark.slow
 def test_the_warm_process_killed_in_mid_training(deployment: Deployment) -> None:
     a, b = deployment.nodes(2)
     run = deployment.run(rounds=3, **LONG)
