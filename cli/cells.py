@@ -28,6 +28,8 @@ from common.errors import FloretError
 
 # Keys that change where a run finds and leaves its files, not what it computes.
 PLACES = ("output-dir", "data-dir", "download", "resume", "tensorboard", "tracker")
+# Keys that mean nothing in a simulation.
+_REAL_NODES = ("return-timeout",)
 _POLL = 0.5
 _RUN_ID = re.compile(r"Successfully started run (\d+)")
 
@@ -91,7 +93,7 @@ class Cells:
         """Return the cell's folder: the name depends on all keys but those of other methods and of places."""
         config = self.config(cell)
         others = tuple(key for key in config if "." in key and not key.startswith(f"{config['method']}."))
-        own = {key: value for key, value in config.items() if key not in PLACES + others}
+        own = {key: value for key, value in config.items() if key not in PLACES + _REAL_NODES + others}
         text = json.dumps([own, cell.federation], sort_keys=True)
         return self._folder / hashlib.sha256(text.encode()).hexdigest()[:16]
 
