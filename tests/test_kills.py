@@ -53,6 +53,7 @@ def test_a_call_right_after_the_warm_process_was_killed() -> None:
         # Not waited for: the next call meets a process that is about to be gone.
 
 
+@pytest.mark.slow
 def test_the_server_app_killed_and_the_run_resumed(deployment: Deployment) -> None:
     a, _ = deployment.nodes(2)
     deployment.run(rounds=4, **LONG)

@@ -5,6 +5,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from cli.main import floret
 from tests.conftest import BIN, PATIENCE
 from tests.deployment import Deployment, finish
@@ -18,6 +20,7 @@ def flwr(deployment: Deployment, *arguments: str) -> str:
     return said
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_leaves_its_nodes_for_the_next(deployment: Deployment) -> None:
     (node,) = deployment.nodes(1)
     for _ in range(2):  # Flower drops the answer before it is handed over, or after: both happen
@@ -54,6 +57,7 @@ def test_a_node_that_is_unregistered_says_so_and_ends(tmp_path: Path) -> None:
         deployment.end()
 
 
+@pytest.mark.slow
 def test_the_folder_that_a_node_is_started_in_does_not_matter(deployment: Deployment) -> None:
     for name in ("data", "models", "common", "client_app", "cli", "strategies"):
         (deployment.folder / name).mkdir()

@@ -128,6 +128,7 @@ def test_a_config_that_cannot_be_used_ends_the_run_with_a_line(simulator: Simula
     assert 'File "' not in log  # no stack of ours for the user to read
 
 
+@pytest.mark.slow
 def test_actors_run_the_code_of_the_app_that_was_submitted(simulator: Simulator, tmp_path: Path) -> None:
     # Another checkout than the one that is installed, through a SuperLink that was started elsewhere.
     app = copy_app(tmp_path / "floret")
