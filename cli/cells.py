@@ -90,7 +90,9 @@ class Cells:
         return merged(self._defaults, cell.keys)
 
     def folder(self, cell: Cell) -> Path:
-        """Return the cell's folder: the name depends on all keys but those of other methods and of places."""
+        """Return the cell's folder: the name depends on all keys but those of other methods, of places and of
+        real nodes.
+        """
         config = self.config(cell)
         others = tuple(key for key in config if "." in key and not key.startswith(f"{config['method']}."))
         own = {key: value for key, value in config.items() if key not in PLACES + _REAL_NODES + others}

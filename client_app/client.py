@@ -369,12 +369,12 @@ class FloretClient(NumPyClient):
             raise FloretError(f"the server sent {min(foreign)}, which {self.config.method} keeps private to the client")
 
     def initial_model(self) -> SplitModel:
-        """Return the model before the first round: the same weights as the server's and every other client's."""
-        return self.new_model(torch_generator(self.config.seed, "model"))
+        """Return the model before the first round: the same weights as the server's and every other client's.
 
-    def own_initial_model(self) -> SplitModel:
-        """Return a model with weights that no other client begins with."""
-        return self.new_model(torch_generator(self.config.seed, "model", self.setting.name))
+        A method with the parameter ``own-start`` switched on draws weights that no other client begins with.
+        """
+        own = [self.setting.name] if self.message.get(f"{self.config.method}.own-start") else []
+        return self.new_model(torch_generator(self.config.seed, "model", *own))
 
     def new_model(self, generator: torch.Generator | None) -> SplitModel:
         """Return a model of the federation's kind with weights drawn from ``generator``, without one with any."""

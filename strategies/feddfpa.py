@@ -11,7 +11,7 @@ from strategies.core import FloretStrategy, TensorSpec
 class FedDFPAParameters:
     """``fusion`` of the heads' rows, ``align_global`` and ``align_historical`` are switches; ``align_reduction`` is
     ``"mean"`` over features or ``"sum"``, ``historical_weight`` weighs the historical alignment; with ``own_start``
-    every client draws its own initial model.
+    every client draws its own initial model (Algorithm 1).
     """
 
     fusion: bool

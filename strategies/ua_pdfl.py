@@ -21,7 +21,7 @@ class UAPDFLParameters:
     """``n_com`` peers a client and round; ``th`` is the threshold of the divergence, ``mu`` weighs the auxiliary term;
     ``divergence`` is ``"symmetric-kl"`` (equation 6) or ``"jensen-shannon"``, ``aux_reduction`` is ``"sum"`` over
     features (equation 12) or ``"mean"``; ``client_dropout`` and ``layer_personalization`` are switches, the latter with
-    the auxiliary term; with ``own_start`` every client draws its own initial model.
+    the auxiliary term; with ``own_start`` every client draws its own initial model (Algorithm 2, line 1).
     """
 
     n_com: int = between(1)

@@ -62,9 +62,9 @@ def free_port() -> int:
         return port
 
 
-def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path, seconds: float = PATIENCE) -> None:
+def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     """Return when something listens on ``port``; fail when ``process`` ends or time is up before."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         if process.poll() is not None:
             break

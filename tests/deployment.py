@@ -179,9 +179,9 @@ def finish(run: Process, seconds: float = PATIENCE) -> str:
     return run.text()
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
+def until(condition: Callable[[], bool], what: str) -> None:
     """Return when the condition holds."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.1)

@@ -309,7 +309,7 @@ def test_feddfpa_sends_the_prototypes_that_it_took_before_training(tmp_path: Pat
 
     outcome = federate(tmp_path, method="feddfpa", rounds=1, tamper=tamper)
     client: Any = build_client(outcome.grid.contexts[1000])
-    client.message = {"num-classes": 10, "head-layers": 1, "feddfpa.own-start": False}
+    client.message = {"num-classes": 10, "head-layers": 1}
     client.model = client.initial_model()
     for name, prototype in client.local_prototypes().items():
         assert np.array_equal(prototype.numpy(), sent[0][name])

@@ -8,7 +8,6 @@ from client_app.batches import Batch, passes
 from client_app.client import FloretClient
 from client_app.prototypes import alignment_loss
 from data import Split
-from models import SplitModel
 
 
 def fusion_coefficients(own: Tensor, received: Tensor, measured: Tensor) -> Tensor:
@@ -53,10 +52,6 @@ class FedDFPA(FloretClient):
     """
 
     shares = "head"
-
-    def initial_model(self) -> SplitModel:
-        """Return the client's own initial model (Algorithm 1), or with ``own-start`` off the common one."""
-        return self.own_initial_model() if self.parameter("own-start") else super().initial_model()
 
     def receive(self) -> None:
         """Fuse the rows of own classes of the received head into the own one."""

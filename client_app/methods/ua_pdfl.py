@@ -9,7 +9,6 @@ from torch import Tensor
 from client_app.batches import Batch
 from client_app.client import FloretClient
 from common.seeds import numpy_generator
-from models import SplitModel
 
 UNIT, AUXILIARY = "unit", "auxiliary"
 
@@ -49,10 +48,6 @@ class UAPDFL(FloretClient):
     """
 
     shares = "model"
-
-    def initial_model(self) -> SplitModel:
-        """Return the client's own initial model (Algorithm 2, line 1), or with ``own-start`` off the common one."""
-        return self.own_initial_model() if self.parameter("own-start") else super().initial_model()
 
     def plan(self, parameters: list[np.ndarray], config: dict[str, Any]) -> dict[str, Any]:
         """Say what is wanted of the peers (Algorithm 2, lines 9-19).
