@@ -24,6 +24,7 @@ from client_app.sgd import Sgd
 from client_app.state import ClientState
 from common.config import RunConfig, Scalar, key_of
 from common.errors import FloretError
+from common.names import without_prefix
 from common.seeds import torch_generator
 from data import ClientData, Split
 from models import Part, SplitModel, Stack, build_model, tensor_names
@@ -349,7 +350,7 @@ class FloretClient(NumPyClient):
         seed = self.config.seed
         self.order = torch_generator(seed, "batches", self.setting.name, config["round"])
         kept = self.setting.state.load()
-        own = _strip(kept, MODEL)
+        own = without_prefix(kept, MODEL)
         # What the state overwrites needs no initial weights: of a large model they take longer than a step.
         model = (self.new_model(None) if own else self.initial_model()).to(self.device)
         self.model = model.to(memory_format=torch.channels_last)
@@ -363,7 +364,7 @@ class FloretClient(NumPyClient):
                 f"the client's state is of another model ({error}); give this federation another name with the key "
                 'federation, or start it with client-state="fresh"'
             ) from error
-        self.memory = {name: tensor.to(self.device) for name, tensor in _strip(kept, MEMORY).items()}
+        self.memory = {name: tensor.to(self.device) for name, tensor in without_prefix(kept, MEMORY).items()}
         foreign = set(self.received) & set(self.model.state_dict()) - set(self.shared_names())
         if foreign:
             raise FloretError(f"the server sent {min(foreign)}, which {self.config.method} keeps private to the client")
@@ -415,7 +416,3 @@ def _thaw(parameters: Iterable[nn.Parameter], others: Iterable[nn.Parameter]) ->
         frozen.requires_grad_(False)
     for parameter in parameters:
         parameter.requires_grad_(True)
-
-
-def _strip(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

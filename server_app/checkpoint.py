@@ -12,6 +12,7 @@ from safetensors.numpy import load, save
 
 from common.durable import DamagedError, digest, read_checked, read_manifest, write_manifest, write_whole
 from common.errors import FloretError
+from common.names import without_prefix
 from common.wire import NamedArrays
 from strategies.core import Client
 
@@ -86,8 +87,8 @@ def read_checkpoint(folder: Path) -> tuple[Checkpoint, list[str]]:
             round=said["round"],
             lineage=said["lineage"],
             resumed=tuple(said["resumed"]),
-            arrays=_strip(tensors, GLOBAL),
-            strategy=_strip(tensors, STRATEGY),
+            arrays=without_prefix(tensors, GLOBAL),
+            strategy=without_prefix(tensors, STRATEGY),
             clients=[Client(**client) for client in said["clients"]],
             about=said["about"],
             seconds=said["seconds"],
@@ -99,7 +100,3 @@ def read_checkpoint(folder: Path) -> tuple[Checkpoint, list[str]]:
 
 def _manifests(folder: Path) -> Iterator[Path]:
     yield from sorted(folder.glob("round-*.json"), reverse=True)
-
-
-def _strip(tensors: NamedArrays, prefix: str) -> NamedArrays:
-    return {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}

@@ -8,7 +8,6 @@ the page's template in ``report_template``; both are imported when a page is wri
 import json
 import math
 import os
-import re
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common.errors import FloretError, one_line
+from common.names import natural_key
 
 T = TypeVar("T")
 
@@ -198,7 +198,7 @@ class Run:
     def client_names(self) -> list[str]:
         """Return every client of the run, those that joined later included, numbers in numerical order."""
         names = {*self.clients, *(name for line in self.rounds for name in line.clients)}
-        return sorted(names, key=_natural)
+        return sorted(names, key=natural_key)
 
     def wide_rounds(self, when: str = "after", split: str = "test") -> list[Round]:
         """Return the rounds in which (nearly) as many clients were measured as in any round.
@@ -391,11 +391,6 @@ def _or_nothing(value: float | None) -> float:
     return -1.0 if value is None else value
 
 
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Sort key under which client 2 comes before client 10 and ``site-2`` before ``site-10``."""
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
-
-
 # Text
 
 
@@ -520,7 +515,7 @@ def client_table(run: Run) -> str:
     line = run.last_measured()
     if line is None:
         return "\n".join(filter(None, ["no accuracy per client: no round measured one", run.unfinished]))
-    names = sorted(line.clients, key=_natural)
+    names = sorted(line.clients, key=natural_key)
     groups: list[tuple[str, list[str]]] = [("", names)]
     if len(names) > LONGEST_CLIENT_TABLE:
         names = [name for name in names if line.clients[name].after.test is not None]

@@ -15,6 +15,7 @@ from client_app.methods.fedprox import proximal_term
 from client_app.methods.pfakd import attention_loss, attention_map, distillation_loss
 from client_app.prototypes import alignment_loss, class_means, stack
 from client_app.state import ClientState, ContextStore
+from common.names import natural_key
 from common.seeds import derive_seed, numpy_generator, torch_generator
 from common.wire import from_record, payload_bytes, to_record
 from data import Split
@@ -193,3 +194,12 @@ def test_the_roster_goes_by_name_whatever_the_node() -> None:
     assert roster.at(77).name == "2"
     assert roster.known(77)
     assert not roster.known(78)
+
+
+def test_names_are_ordered_by_the_numbers_in_them() -> None:
+    names = ["site-10", "site-2", "10", "9", "5²", "5", "05", "1" * 5000, "ward"]
+    assert sorted(names, key=natural_key) == ["5", "05", "5²", "9", "10", "1" * 5000, "site-2", "site-10", "ward"]
+    roster = Roster()
+    for node, name in enumerate(names):
+        roster.add(Client(name, node, 1, 1, 1))
+    assert [client.name for client in roster] == sorted(names, key=natural_key)

@@ -1,10 +1,10 @@
 """The clients of a federation by name: Flower's node ids change when a node reconnects, names do not."""
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from common.errors import FloretError
+from common.names import natural_key
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Roster:
 
     def __iter__(self) -> Iterator[Client]:
         if not self._ordered:
-            self._ordered = sorted(self._clients.values(), key=lambda client: _natural(client.name))
+            self._ordered = sorted(self._clients.values(), key=lambda client: natural_key(client.name))
         return iter(self._ordered)
 
     def __getitem__(self, name: str) -> Client:
@@ -84,8 +84,3 @@ class Roster:
     def _put(self, client: Client) -> None:
         self._clients[client.name] = client
         self._ordered = []
-
-
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Order names with the numbers in them by value: ``2`` before ``10``."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
