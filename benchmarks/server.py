@@ -14,10 +14,11 @@ from benchmarks.measure import Row, pair
 from cli.run import default_config
 from common.memory import return_freed_memory
 from common.seeds import torch_generator
-from common.wire import NamedArrays, to_record
+from common.tensors import NamedArrays
+from common.wire import to_record
 from models import build_model
 from server_app.settings import read_config
-from strategies.core import Client, FloretStrategy, Roster, Session, StrategySetting
+from strategies.core import Client, FloretStrategy, Roster, Session, Setup, StrategySetting
 
 LARGE, SMALL = ("resnet18", (3, 32, 32), 200), ("mlp", (8,), 10_000)
 # Replies that are in memory at once while time is measured; their content is used again and again.
@@ -66,7 +67,7 @@ class Round:
         roster = Roster()
         for i in range(clients):
             roster.add(Client(str(i), 1000 + i, 100, 10, 10))
-        setting = StrategySetting(config, parameters, net, 1, shape, roster, Session("benchmark"))
+        setting = StrategySetting(Setup(config, parameters, net, 1, shape), roster, Session("benchmark"))
         self.strategy: FloretStrategy = kind(setting)
         self.clients = clients
         self.initial: NamedArrays = self.strategy.initial_arrays()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from benchmarks import byhand
 from benchmarks.measure import Row, pair
-from client_app.app import build_client
+from client_app.app import Request
 from client_app.client import FloretClient
 from client_app.prototypes import stack
 from common.seeds import torch_generator
@@ -66,18 +66,19 @@ class Ours:
         self.values = run_config(folder, **keys)
         node: dict[str, Any] = {"partition-id": 0, "num-partitions": 1, "state-dir": tempfile.mkdtemp(dir=folder)}
         context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=self.values)
-        self.client: FloretClient = build_client(context)
+        self.client: FloretClient = Request(context).client()
         self.message = {"round": 1, "lr": self.values["lr"], "num-classes": CLASSES, "head-layers": 1}
-        self.message |= {k: v for k, v in self.values.items() if k.startswith(f"{case.method}.")}
         model = build_model(case.model, shape, CLASSES, 1, torch_generator(0, "model"))
-        names = tensor_names(model, self.client.shares)
+        names = tensor_names(model, self.client.setting.method.shares)
         first = [model.state_dict()[name].numpy() for name in names]
+        self.client.begin(self.message)
         self.arrays, _, metrics = self.client.fit(first, self.message | {"names": names})
         self.message |= {"names": metrics["names"], "round": 2}
 
     def prepare(self) -> None:
         """Bring the client to where its training begins."""
-        self.client.begin(self.arrays, self.message)
+        self.client.begin(self.message)
+        self.client.take("train", self.arrays, self.message)
         self.client.receive()
 
     def train(self) -> float:
@@ -86,6 +87,7 @@ class Ours:
 
     def fit(self) -> None:
         """Do all that a round asks of a client."""
+        self.client.begin(self.message)
         self.client.fit(self.arrays, self.message)
 
 
@@ -99,9 +101,11 @@ class Theirs:
     def prepare(self) -> None:
         """Bring networks and optimizers to where training begins."""
         client, case, values = self.ours.client, self.ours.case, self.ours.values
-        client.begin(self.ours.arrays, self.ours.message)
+        client.begin(self.ours.message)
+        client.take("train", self.ours.arrays, self.ours.message)
         teacher = self._network(list(client.model.state_dict().values()))
-        memory = dict(client.memory)
+        memory = {name: t for module in client.networks.values() for name, t in module.state_dict().items()}
+        memory = {f"distillation.{name}": t for name, t in memory.items()} | client.memory
         client.receive()
         width = client.training_features(client.model.extractor).shape[1]
         self.task = byhand.Task(

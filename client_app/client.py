@@ -1,75 +1,122 @@
 """The life of one client's round, the same for every method; a method overrides the steps in which it differs.
 
-``fit``: load the private state, receive, measure accuracy before, train, measure accuracy after, commit, send.
+``fit``: receive, measure accuracy before, train, measure accuracy after, commit the private state, send.
 """
 
 import copy
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch program gives it
+from flwr.app import ArrayRecord
 from flwr.client import NumPyClient
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from client_app.batches import Batch, epoch, normalise, passes, take
+from client_app.batches import Batch, epoch, passes, take
 from client_app.prototypes import class_means, stack
 from client_app.runtime import training_type
-from client_app.sgd import Sgd
 from client_app.state import ClientState
-from common.config import RunConfig, Scalar, key_of
+from common.config import RunConfig, key_of
 from common.errors import FloretError
+from common.filters import ClientFilters, Payload, filtered
 from common.names import without_prefix
 from common.seeds import torch_generator
+from common.sgd import Sgd
+from common.tensors import NamedArrays, Specs
+from common.wire import check_sendable, unpack
 from data import ClientData, Split
-from models import Part, SplitModel, Stack, build_model, tensor_names
+from models import SplitModel, Stack, build_model
+from strategies.core import Method, Setup, keys_of
 
 MODEL = "model."
 MEMORY = "memory."
 # How much of a teacher's answers a client keeps in memory during a round.
-TEACHING_BYTES = 256 * 2**20
+TEACHER_BYTES = 256 * 2**20
 
 Loss = Callable[[Batch], Tensor]
+Step = Callable[[Batch], Tensor]
 
 
 @dataclass(frozen=True)
 class ClientSetting:
-    """What a client's round needs besides the message: who it is, its data, its state, where it computes."""
+    """What a client's round needs besides the message.
+
+    Attributes:
+        name: the client's.
+        config: the run config.
+        method: what the client half shares with its server half.
+        parameters: the method's own, an instance of ``method.Parameters``.
+        data, state: the client's.
+        device: where it computes.
+        filters: what passes them is what it sends and what it receives.
+    """
 
     name: str
     config: RunConfig
+    method: type[Method]
+    parameters: Any
     data: ClientData
     state: ClientState
     device: torch.device
+    filters: ClientFilters = field(default_factory=ClientFilters)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What one optimizer does on every batch: a step of ``parameters`` along the gradient of ``loss``.
+
+    Attributes:
+        parameters: what is trained; everything else is frozen meanwhile.
+        loss: from a batch to a scalar.
+        lr, momentum, weight_decay: of this optimizer; None for those of the round.
+        after_step: called after each step, for a mask or a projection of the weights.
+    """
+
+    parameters: Sequence[nn.Parameter]
+    loss: Loss
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    after_step: Callable[[], None] | None = None
 
 
 class FloretClient(NumPyClient):
     """A client whose personal model is everything received, trained on its own data.
 
-    A method's client half derives from this class, says in ``shares`` which tensors may leave the client, and
-    overrides steps: ``receive``, ``train`` or only its ``loss``, ``upload``, ``serving``.
+    A method's client half derives from this class and overrides steps: ``receive``, ``train`` or only its ``loss``,
+    ``upload``, ``serving``. Which tensors may leave the client and which may come, and which networks it has beside the
+    model, its strategy says (``strategies.core.Method``). An object lives for one message: ``begin``, then ``fit``,
+    ``evaluate`` or ``plan``.
 
     Attributes:
-        shares: the part of the model that travels; everything else is private to the client.
+        parameters: the method's own.
+        setup: what the server half knows, too.
         model: the client's model, on ``device``.
-        memory: tensors that the method keeps in the client's state beside the model, by name.
+        networks: those beside the model, by name, on ``device``.
+        memory: tensors that the method keeps in the client's state besides, by name.
         received: the tensors of this round's message, by name, on ``device``; empty during evaluation without any.
+        message: the scalars of this round's message.
         data: the client's splits, on ``device``.
     """
 
-    shares: ClassVar[Part] = "model"
+    parameters: Any
 
     def __init__(self, setting: ClientSetting) -> None:
         self.setting = setting
         self.config = setting.config
+        self.parameters = setting.parameters
         self.device = setting.device
         self._type = training_type(setting.config.precision, setting.device)
+        self.setup: Setup
         self.model: SplitModel
+        self.networks: dict[str, nn.Module] = {}
         self.memory: dict[str, Tensor] = {}
         self.received: dict[str, Tensor] = {}
         self.message: dict[str, Any] = {}
@@ -79,15 +126,67 @@ class FloretClient(NumPyClient):
             data, train=self._placed(data.train), validation=self._placed(data.validation), test=self._placed(data.test)
         )
 
-    # The two calls of Flower
+    def begin(self, config: dict[str, Any]) -> None:
+        """Bring back the personal model, the other networks and the memory of the last round taken part in.
+
+        Args:
+            config: the scalars of the message: ``round`` (from 1), ``lr`` of this round, ``num-classes``,
+                ``head-layers``, and what the method's server half gives as ``instructions``.
+
+        Raises:
+            FloretError: the client's state is of another model.
+        """
+        self.message = config
+        self.order = torch_generator(self.config.seed, "batches", self.setting.name, config["round"])
+        kept = self.setting.state.load()
+        own = without_prefix(kept, MODEL)
+        # What the state overwrites needs no initial weights: of a large model they take longer than a step.
+        model = (self.new_model(None) if own else self.initial_model()).to(self.device)
+        self.model = model.to(memory_format=torch.channels_last)
+        shape, cut = self.data.input_shape, int(config["head-layers"])
+        self.setup = Setup(self.config, self.parameters, self.model, cut, shape)
+        self.networks = {
+            name: network.new(self.config.seed, name, self.setting.name).to(self.device)
+            for name, network in self.setting.method.networks(self.setup).items()
+        }
+        memory = without_prefix(kept, MEMORY)
+        of_networks = {name: memory.pop(name) for name in self._network_tensors() if name in memory}
+        try:
+            self.load_tensors(own | of_networks)
+            lacking = set(self.model.state_dict()).difference(own)
+            if own and lacking:
+                raise FloretError(f"it has no tensor {min(lacking)}")
+        except FloretError as error:
+            raise FloretError(
+                f"the client's state is of another model ({error}); give this federation another name with the key "
+                'federation, or start it with client-state="fresh"'
+            ) from error
+        self.memory = {name: tensor.to(self.device) for name, tensor in memory.items()}
+
+    def unpacked(self, record: ArrayRecord) -> NamedArrays:
+        """Return the tensors of a message, to be called after ``begin``.
+
+        Raises:
+            FloretError: one of them is private to the client, or not what the method declares.
+        """
+        down = self.setting.method.downlink(self.setup)
+        private = (set(record) & set(self.model.state_dict())) - set(down)
+        if private:
+            raise FloretError(f"the server sent {min(private)}, which {self.config.method} keeps private to the client")
+        return unpack(record, down, self.config.wire, whole=False, peers=True)
+
+    def uplink(self) -> Specs:
+        """Return what the method declares to send."""
+        return self.setting.method.uplink(self.setup)
+
+    # The three calls of the ClientApp
 
     def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
         """Train for one round.
 
         Args:
-            parameters: the arrays that arrived.
-            config: ``names`` of the arrays, ``round`` (from 1), ``lr`` of this round, ``num-classes``, ``head-layers``,
-                and the method's own parameters.
+            parameters: the arrays that arrived, as ``unpacked`` gave them.
+            config: as for ``begin``, and the ``names`` of the arrays.
 
         Returns:
             The arrays to send, the number of training samples, and metrics: ``names`` of the arrays, ``loss`` (mean
@@ -95,22 +194,24 @@ class FloretClient(NumPyClient):
             ``after.validation`` in [0, 1] (no key where a split is empty), ``seconds``.
 
         Raises:
-            FloretError: a tensor arrived that this method does not share, or training diverged; the state stays as it
-                was before the round.
+            FloretError: training diverged, or a filter refuses what came or what is sent; the state stays as it was
+                before the round.
         """
         started = time.perf_counter()
-        self.begin(parameters, config)
+        self.take("train", parameters, config)
         self.receive()
         metrics: dict[str, Any] = self._accuracies("before")
         metrics["loss"] = self.train()
         tensors = self.upload()
-        self._check_finite(self.model.state_dict() | self.memory | tensors)
+        personal = self._personal()
+        self._check_finite({name.removeprefix(MODEL).removeprefix(MEMORY): t for name, t in personal.items()} | tensors)
         metrics |= self._accuracies("after")
-        upload = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
-        self.setting.state.commit(config["round"], self._personal(), self._about())
-        metrics["names"] = list(upload)
-        metrics["seconds"] = time.perf_counter() - started
-        return list(upload.values()), len(self.data.train), metrics
+        arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+        sent = self._filtered("train", arrays, len(self.data.train), metrics)
+        check_sendable(sent.tensors, self.uplink(), self.config.wire)
+        self.setting.state.commit(config["round"], personal, self._about())
+        seconds = time.perf_counter() - started
+        return list(sent.tensors.values()), sent.samples, {**sent.scalars, "names": [*sent.tensors], "seconds": seconds}
 
     def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
         """Measure the personal model of the last round that this client took part in, without changing anything.
@@ -122,28 +223,35 @@ class FloretClient(NumPyClient):
             The loss on the test split before receiving, the number of test samples, and metrics as in ``fit``.
         """
         started = time.perf_counter()
-        self.begin(parameters, config)
+        self.take("evaluate", parameters, config)
         metrics: dict[str, Any] = self._accuracies("after") if self.setting.state.round else {}
-        loss = self.test_loss()
+        metrics["loss"] = self.test_loss()
         if self.received:
             self.receive()
             metrics |= self._accuracies("before")
-        metrics["seconds"] = time.perf_counter() - started
-        return loss, len(self.data.test), metrics
+        sent = self._filtered("evaluate", {}, len(self.data.test), metrics)
+        scalars = dict(sent.scalars)
+        return scalars.pop("loss"), sent.samples, {**scalars, "seconds": time.perf_counter() - started}
 
-    def plan(self, parameters: list[np.ndarray], config: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, parameters: list[np.ndarray], config: dict[str, Any]) -> dict[str, Any]:
         """Answer what the method's server half asks before a round, without changing anything; arguments as in ``fit``.
 
         Returns:
-            Scalars and lists of scalars by name; nothing unless a method asks.
+            Scalars and lists of scalars by name.
         """
-        return {}
+        self.take("plan", parameters, config)
+        return self._filtered("plan", {}, len(self.data.train), self.plan()).scalars
 
     # The steps that a method may override
 
+    def plan(self) -> dict[str, Any]:
+        """Return what the method's server half wants to know before a round, from what it sent with the question."""
+        return {}
+
     def receive(self) -> None:
-        """Put what arrived into the model; the rest of the model stays the client's own."""
-        self.load_tensors(self.received)
+        """Put the shared tensors that arrived into model and networks; the rest of them stays the client's own."""
+        shared = set(self.shared_names())
+        self.load_tensors({name: tensor for name, tensor in self.received.items() if name in shared})
 
     def train(self) -> float:
         """Train the model for ``local-epochs`` and return the mean loss."""
@@ -154,8 +262,8 @@ class FloretClient(NumPyClient):
         return F.cross_entropy(self.model.head(self.stages(batch)[0]), batch.y)
 
     def upload(self) -> dict[str, Tensor]:
-        """Return what is sent to the server, by name: the shared part of the model."""
-        tensors = self.model.state_dict()
+        """Return what is sent to the server, by name: the shared part of the model and the shared networks."""
+        tensors = self.model.state_dict() | self._network_tensors()
         return {name: tensors[name] for name in self.shared_names()}
 
     def serving(self) -> nn.Module:
@@ -165,19 +273,17 @@ class FloretClient(NumPyClient):
     # What methods use
 
     def shared_names(self) -> list[str]:
-        """Return the names of the model's tensors that travel."""
-        return tensor_names(self.model, self.shares, self.config.batch_norm)
+        """Return the names of the tensors of model and networks that travel."""
+        method = self.setting.method
+        return [*self.setup.tensor_names(method.shares), *method.shared_networks(self.setup)]
 
-    def parameter(self, key: str) -> Scalar:
-        """Return the method's own parameter ``key``, as the server sent it with this round's message.
-
-        Raises:
-            FloretError: the message does not carry it, because server and client run different versions.
-        """
-        full = f"{self.config.method}.{key}"
-        if full not in self.message:
-            raise FloretError(f"{full} is missing from the message: do server and client run the same version?")
-        return self.message[full]  # type: ignore[no-any-return]
+    def peers(self) -> dict[int, dict[str, Tensor]]:
+        """Return the tensors of peers that arrived: those called ``<i>.<name>`` by i and name."""
+        found: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in self.received.items():
+            if match := re.fullmatch(r"([0-9]+)\.(.+)", name):
+                found.setdefault(int(match[1]), {})[match[2]] = tensor
+        return found
 
     def run_epochs(self, epochs: int, parameters: Iterable[nn.Parameter], loss: Loss | None = None) -> float:
         """Go ``epochs`` times through the training data with a fresh SGD over ``parameters``; the rest stays frozen.
@@ -190,39 +296,73 @@ class FloretClient(NumPyClient):
         Returns:
             The mean of the loss over all steps.
         """
-        return self.run_turns(epochs, [(list(parameters), loss or self.loss)])
+        return self.run_alternating(epochs, [Phase(list(parameters), loss or self.loss)])
 
-    def run_turns(self, epochs: int, turns: Sequence[tuple[list[nn.Parameter], Loss]]) -> float:
-        """Go ``epochs`` times through the training data; on each batch take one step for every turn, in order.
+    def run_alternating(self, epochs: int, phases: Sequence[Phase]) -> float:
+        """Go ``epochs`` times through the training data; on each batch take one step of every phase, in order.
 
-        Each turn has its own SGD over its own parameters, and while it steps, everything else is frozen. The extractor
-        may be trained in the last turn only: it is asked once about a batch, and all turns get its answer.
+        Each phase has its own SGD over its own parameters, and while it steps, everything else is frozen. The extractor
+        may be trained in the last phase only: it is asked once about a batch, and all phases get its answer.
 
         Returns:
-            The mean of the last turn's loss over all batches.
+            The mean of the last phase's loss over all batches.
         """
-        rates = {"lr": self.message["lr"], "momentum": self.config.momentum, "weight_decay": self.config.weight_decay}
-        optimizers = [Sgd(parameters, **rates) for parameters, _ in turns]
-        self.model.train()
-        everything = {*self.model.parameters(), *(p for parameters, _ in turns for p in parameters)}
-        thaws = [partial(_thaw, parameters, everything.difference(parameters)) for parameters, _ in turns]
+        optimizers = [
+            self.optimizer(phase.parameters, lr=phase.lr, momentum=phase.momentum, weight_decay=phase.weight_decay)
+            for phase in phases
+        ]
+        trained = {parameter for phase in phases for parameter in phase.parameters}
+        everything = trained.union(*(module.parameters() for module in (self.model, *self.networks.values())))
+        thaws = [partial(_thaw, phase.parameters, everything.difference(phase.parameters)) for phase in phases]
         thaws[-1]()
+
+        def step(batch: Batch) -> Tensor:
+            parts = self._parts(batch, len(phases))
+            for thaw, part, phase, optimizer in zip(thaws, parts, phases, optimizers, strict=True):
+                if len(phases) > 1:
+                    thaw()
+                optimizer.zero_grad()
+                with self.autocast():
+                    value = phase.loss(part)
+                value.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                if phase.after_step:
+                    phase.after_step()
+            return value
+
+        return self.run_steps(epochs, step)
+
+    def run_steps(self, epochs: int, step: Step) -> float:
+        """Go ``epochs`` times through the training data and call ``step`` with each batch, which trains on it.
+
+        Returns:
+            The mean over all batches of the scalar that ``step`` returns.
+        """
+        for module in (self.model, *self.networks.values()):
+            module.train()
         # Summed on the device, so that no step waits for the host.
         total, batches = torch.zeros((), device=self.device), 0
         for _ in range(epochs):
             for batch in self.training_batches():
-                shown = self._shown(batch, len(turns))
-                for thaw, part, (_, loss), optimizer in zip(thaws, shown, turns, optimizers, strict=True):
-                    if len(turns) > 1:
-                        thaw()
-                    optimizer.zero_grad()
-                    with self.autocast():
-                        value = loss(part)
-                    value.backward()  # type: ignore[no-untyped-call]
-                    optimizer.step()
-                total += value.detach()
+                total += step(batch).detach()
                 batches += 1
         return float(total) / batches
+
+    def optimizer(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        lr: float | None = None,
+        momentum: float | None = None,
+        weight_decay: float | None = None,
+    ) -> Sgd:
+        """Return a fresh SGD over ``parameters``, with the round's rates where none are given."""
+        return Sgd(
+            list(parameters),
+            lr=self.message["lr"] if lr is None else lr,
+            momentum=self.config.momentum if momentum is None else momentum,
+            weight_decay=self.config.weight_decay if weight_decay is None else weight_decay,
+        )
 
     def autocast(self) -> torch.autocast:
         """Return a context in which networks compute as ``precision`` says; their outputs and all losses are float32.
@@ -258,11 +398,11 @@ class FloretClient(NumPyClient):
         with torch.no_grad(), self.autocast():
             return torch.cat([extractor(batch.x).flatten(1) for batch in passes(self.data.train)])
 
-    def teaching(self, teacher: Callable[[Tensor], list[Tensor]]) -> Callable[[Batch], list[Tensor]]:
-        """Return a function from a training batch to what a frozen ``teacher`` says of it, without gradients.
+    def cached_teacher(self, teacher: Callable[[Tensor], list[Tensor]]) -> Callable[[Batch], list[Tensor]]:
+        """Return a function from a training batch to what a frozen ``teacher`` answers for it, without gradients.
 
         Training data do not change during a round, so with several epochs the teacher is asked once about all of them
-        if its answers fit into ``TEACHING_BYTES``; else about every batch.
+        if its answers fit into ``TEACHER_BYTES``; else about every batch.
 
         Args:
             teacher: from normalised inputs to tensors, the samples along the first dimension of each.
@@ -271,20 +411,10 @@ class FloretClient(NumPyClient):
         with torch.no_grad(), self.autocast():
             answers = (teacher(batch.x) for batch in passes(train)) if self.config.local_epochs > 1 else iter(())
             first = next(answers, None)
-            if first and sum(part.nbytes / len(part) for part in first) * len(train) <= TEACHING_BYTES:
-                said = [torch.cat(parts) for parts in zip(first, *answers, strict=True)]
-                return lambda batch: [take(tensor, batch.index) for tensor in said]
+            if first and sum(part.nbytes / len(part) for part in first) * len(train) <= TEACHER_BYTES:
+                cached = [torch.cat(parts) for parts in zip(first, *answers, strict=True)]
+                return lambda batch: [take(tensor, batch.index) for tensor in cached]
         return torch.no_grad()(lambda batch: teacher(batch.x))
-
-    @cached_property
-    def widths(self) -> tuple[int, list[int]]:
-        """The number of features of a sample, and of channels of each convolutional stage."""
-        # Not a training sample: a client that only serves has none.
-        kind = self.data.train.x.dtype
-        sample = normalise(torch.zeros(1, *self.data.input_shape, dtype=kind, device=self.device))
-        with torch.no_grad():
-            output, maps = self.model.extractor.eval().stages(sample)
-        return output.numel(), [stage.shape[1] for stage in maps]
 
     def local_prototypes(self) -> dict[str, Tensor]:
         """Return the mean feature of each class of the training data under the extractor as it is, by name."""
@@ -292,7 +422,7 @@ class FloretClient(NumPyClient):
 
     def known_prototypes(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the prototypes among ``tensors`` as in ``prototypes.stack``, for this model's classes and features."""
-        return stack(tensors, self.model.classifier.out_features, self.widths[0], self.device)
+        return stack(tensors, self.setup.classes, self.setup.features, self.device)
 
     def test_loss(self) -> float:
         """Return the mean cross entropy of the personal model on the test split."""
@@ -313,68 +443,39 @@ class FloretClient(NumPyClient):
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Copy ``tensors`` into the model by name.
+        """Copy ``tensors`` into the model and the other networks by name.
 
         Raises:
             FloretError: a tensor has another shape than the model's, or the model has none of its name.
         """
-        own = self.model.state_dict()
+        own = self.model.state_dict() | self._network_tensors()
         for name, tensor in tensors.items():
             if name not in own or own[name].shape != tensor.shape:
                 have = tuple(own[name].shape) if name in own else "none"
                 raise FloretError(f"tensor {name} {tuple(tensor.shape)} does not fit the model's: {have}")
             own[name].copy_(tensor)
 
-    # The house
+    # Inside a message
 
     def _placed(self, split: Split) -> Split:
         layout = torch.channels_last if split.x.dim() == 4 else torch.preserve_format
         return Split(split.x.to(self.device, memory_format=layout), split.y.to(self.device))
 
-    def _shown(self, batch: Batch, turns: int) -> list[Batch]:
-        """Return the batch as each turn gets it: with the extractor's answer, whose graph only the last turn gets."""
-        if turns == 1:
+    def _parts(self, batch: Batch, phases: int) -> list[Batch]:
+        """Return the batch as each phase gets it: with the extractor's answer, whose graph only the last phase gets."""
+        if phases == 1:
             return [batch]
         with self.autocast():
             output, maps = self.model.extractor.stages(batch.x)
         detached = replace(batch, stages=(output.detach(), [m.detach() for m in maps]))
-        return [*[detached] * (turns - 1), replace(batch, stages=(output, maps))]
-
-    def begin(self, parameters: list[np.ndarray], config: dict[str, Any]) -> None:
-        """Read a message and bring back the personal model and the memory of the last round taken part in."""
-        self.message = config
-        self.received = {
-            name: torch.from_numpy(array).to(self.device)
-            for name, array in zip(config["names"], parameters, strict=True)
-        }
-        seed = self.config.seed
-        self.order = torch_generator(seed, "batches", self.setting.name, config["round"])
-        kept = self.setting.state.load()
-        own = without_prefix(kept, MODEL)
-        # What the state overwrites needs no initial weights: of a large model they take longer than a step.
-        model = (self.new_model(None) if own else self.initial_model()).to(self.device)
-        self.model = model.to(memory_format=torch.channels_last)
-        try:
-            self.load_tensors(own)
-            lacking = set(self.model.state_dict()).difference(own)
-            if own and lacking:
-                raise FloretError(f"it has no tensor {min(lacking)}")
-        except FloretError as error:
-            raise FloretError(
-                f"the client's state is of another model ({error}); give this federation another name with the key "
-                'federation, or start it with client-state="fresh"'
-            ) from error
-        self.memory = {name: tensor.to(self.device) for name, tensor in without_prefix(kept, MEMORY).items()}
-        foreign = set(self.received) & set(self.model.state_dict()) - set(self.shared_names())
-        if foreign:
-            raise FloretError(f"the server sent {min(foreign)}, which {self.config.method} keeps private to the client")
+        return [*[detached] * (phases - 1), replace(batch, stages=(output, maps))]
 
     def initial_model(self) -> SplitModel:
         """Return the model before the first round: the same weights as the server's and every other client's.
 
         A method with the parameter ``own-start`` switched on draws weights that no other client begins with.
         """
-        own = [self.setting.name] if self.message.get(f"{self.config.method}.own-start") else []
+        own = [self.setting.name] if getattr(self.parameters, "own_start", False) else []
         return self.new_model(torch_generator(self.config.seed, "model", *own))
 
     def new_model(self, generator: torch.Generator | None) -> SplitModel:
@@ -382,22 +483,43 @@ class FloretClient(NumPyClient):
         classes, head_layers = self.message["num-classes"], self.message["head-layers"]
         return build_model(self.config.model, self.data.input_shape, classes, head_layers, generator)
 
+    def take(self, kind: str, parameters: list[np.ndarray], config: dict[str, Any]) -> None:
+        """Take the arrays and scalars of a message, after they passed the filters; to be called after ``begin``."""
+        arrays = dict(zip(config["names"], parameters, strict=True))
+        scalars = {key: value for key, value in config.items() if key != "names"}
+        payload = Payload(kind, self.setting.name, config["round"], arrays, 0, scalars)
+        payload = filtered(payload, self.setting.filters.receives)
+        self.message = payload.scalars
+        self.received = {name: torch.from_numpy(array).to(self.device) for name, array in payload.tensors.items()}
+
+    def _filtered(self, kind: str, arrays: NamedArrays, samples: int, scalars: dict[str, Any]) -> Payload:
+        """Return what leaves, after it passed the filters."""
+        payload = Payload(kind, self.setting.name, self.message["round"], arrays, samples, scalars)
+        return filtered(payload, self.setting.filters.sends)
+
+    def _network_tensors(self) -> dict[str, Tensor]:
+        return {f"{n}.{name}": t for n, module in self.networks.items() for name, t in module.state_dict().items()}
+
     def _personal(self) -> dict[str, Tensor]:
         model = {MODEL + name: tensor for name, tensor in self.model.state_dict().items()}
-        return model | {MEMORY + name: tensor for name, tensor in self.memory.items()}
+        beside = self._network_tensors() | self.memory
+        return model | {MEMORY + name: tensor for name, tensor in beside.items()}
 
     def _about(self) -> dict[str, Any]:
-        """Return what it takes to build this client again without a server: the run config, the message's scalars, and
-        what inputs are like."""
-        config = {key_of(item.name): getattr(self.config, item.name) for item in fields(self.config)}
-        told = {key: value for key, value in self.message.items() if key != "names"}
+        """Return what it takes to build this client again without a server: the run config, the method's parameters,
+        the message's scalars, and what inputs are like."""
         data = self.data
-        inputs = {
-            "shape": list(data.input_shape),
-            "dtype": str(data.test.x.dtype).removeprefix("torch."),
-            "classes": list(data.class_names),
+        return {
+            "client": self.setting.name,
+            "config": {key_of(item.name): getattr(self.config, item.name) for item in fields(self.config)},
+            "parameters": keys_of(self.parameters),
+            "message": self.message,
+            "inputs": {
+                "shape": list(data.input_shape),
+                "dtype": str(data.test.x.dtype).removeprefix("torch."),
+                "classes": list(data.class_names),
+            },
         }
-        return {"client": self.setting.name, "config": config, "message": told, "inputs": inputs}
 
     def _accuracies(self, when: str) -> dict[str, float]:
         splits = {"test": self.data.test, "validation": self.data.validation}

@@ -19,10 +19,14 @@ from client_app.state import ClientState, FileStore
 from common.config import RunConfig, one_of, read_keys
 from common.durable import write_whole
 from common.errors import FloretError
+from common.names import without_prefix
 from common.registry import load_class
 from data import ClientData, Split
+from strategies.core import FloretStrategy, Method
 
 _BATCH = 256
+# Keys of the run config that a state from before there was a choice does not have, as it was computed then.
+_BEFORE = {"precision": "float32", "return-timeout": 60.0, "wire": "float32"}
 
 
 class Served(nn.Module):
@@ -192,19 +196,22 @@ def load_personal(store: FileStore, device: str = "cpu") -> Personal:
         raise FloretError(f"{store.directory}: has no personal model yet")
     about = state.about
     try:
-        # A state from before there was a choice was trained in float32.
-        config = replace(read_keys(RunConfig, {"precision": "float32"} | about["config"]), device=device)
+        config = replace(read_keys(RunConfig, _BEFORE | about["config"]), device=device)
         inputs = about["inputs"]
         shape, dtype = tuple(inputs["shape"]), getattr(torch, inputs["dtype"])
-        message = {**about["message"], "names": []}
+        message = dict(about["message"])
+        method: type[Method] = load_class("strategies", config.method, FloretStrategy)
+        # A state from before parameters had a place of their own has them among the message's scalars.
+        own = about.get("parameters") or without_prefix(message, f"{config.method}.")
+        parameters = method.read_parameters(config.method, {f"{config.method}.{key}": v for key, v in own.items()})
         classes = int(message["num-classes"])
     except (KeyError, TypeError, AttributeError) as error:
         raise FloretError(f"{store.directory}: was written by another version of Floret") from error
     nothing = Split(torch.zeros(0, *shape, dtype=dtype), torch.zeros(0, dtype=torch.int64))
     data = ClientData(nothing, nothing, nothing, classes, shape)
-    setting = ClientSetting(about["client"], config, data, state, device_of(device))
+    setting = ClientSetting(about["client"], config, method, parameters, data, state, device_of(device))
     client = load_class("client_app.methods", config.method, FloretClient)(setting)
-    client.begin([], message)
+    client.begin(message)
     return Personal(
         module=Served(client.serving()).eval(),
         client=about["client"],

@@ -28,8 +28,8 @@ MANIFEST = "floret.manifest"
 
 
 @dataclass(frozen=True)
-class Moment:
-    """The point in a federation's life that a message belongs to.
+class RoundContext:
+    """The run and round that a message belongs to: what decides which version it goes on from.
 
     Attributes:
         lineage: names a run and all runs that resumed it.
@@ -49,7 +49,7 @@ class Moment:
 
     @classmethod
     def of(cls, message: Mapping[str, Any], config: RunConfig, *, over: bool) -> Self:
-        """Return the moment that the config record of a server's message belongs to."""
+        """Return that of a message with these scalars."""
         return cls(
             lineage=str(message["session.lineage"]),
             round=int(message["round"]),
@@ -65,7 +65,7 @@ class Moment:
         return version.lineage == self.lineage and not undone
 
     def has_seen(self, version: "Version") -> bool:
-        """Return whether a version that it knows is from before this moment."""
+        """Return whether a version that it knows is from before the message."""
         return version.round < self.round or (self.over and version.round == self.round)
 
 
@@ -117,23 +117,23 @@ class ClientState:
 
     Args:
         store: where versions are.
-        moment: the message's; by default the newest version counts, whatever it is from.
+        at: the message's; by default the newest version counts, whatever it is from.
 
     Attributes:
         notes: what was found damaged, a line each.
 
     Raises:
-        FloretError: no version fits the moment, or none is intact; nothing was changed.
+        FloretError: no version fits the message, or none is intact; nothing was changed.
     """
 
-    def __init__(self, store: Store, moment: Moment | None = None) -> None:
+    def __init__(self, store: Store, at: RoundContext | None = None) -> None:
         self._store = store
-        self._moment = moment or Moment(round=2**31)
+        self._at = at or RoundContext(round=2**31)
         self.notes: list[str] = []
         self._versions = store.versions(self.notes)
         self._version: Version | None = None
         self._tensors: dict[str, Tensor] = {}
-        candidates = self._versions if moment is None else self._candidates()
+        candidates = self._versions if at is None else self._candidates()
         for version in candidates:
             try:
                 self._tensors = store.read(version)
@@ -174,28 +174,28 @@ class ClientState:
         Raises:
             FloretError: they cannot be written; the state is as it was.
         """
-        moment = self._moment
-        own = [version for version in self._versions if moment.knows(version)]
+        at = self._at
+        own = [version for version in self._versions if at.knows(version)]
         first = min([server_round, *(version.first for version in own)])
         number = max((version.number for version in self._versions), default=0) + 1
-        new = Version(number, moment.lineage, len(moment.resumed), server_round, first, about or {})
+        new = Version(number, at.lineage, len(at.resumed), server_round, first, about or {})
         self._store.write(new, tensors)
-        safe = [v for v in own if v.round <= min(moment.checkpointed, server_round - 1)]
-        others = [version for version in self._versions if version.lineage != moment.lineage]
+        safe = [v for v in own if v.round <= min(at.checkpointed, server_round - 1)]
+        others = [version for version in self._versions if version.lineage != at.lineage]
         keep = {version.number for version in (self._version, *safe[:1], *others[:1]) if version}
         self._versions = [new, *(version for version in self._versions if version.number in keep)]
         self._store.keep(self._versions)
         self._version, self._tensors = new, dict(tensors)
 
     def _candidates(self) -> list[Version]:
-        moment = self._moment
-        own = [version for version in self._versions if moment.knows(version)]
-        others = [] if moment.fresh else [version for version in self._versions if version.lineage != moment.lineage]
-        past = [version for version in own if moment.has_seen(version)]
-        if not past and own and moment.round > own[-1].first:
+        at = self._at
+        own = [version for version in self._versions if at.knows(version)]
+        others = [] if at.fresh else [version for version in self._versions if version.lineage != at.lineage]
+        past = [version for version in own if at.has_seen(version)]
+        if not past and own and at.round > own[-1].first:
             rounds = " and ".join(str(version.round) for version in reversed(own))
             raise FloretError(
-                f"the server asks for round {moment.round}, but this client's state is of round {rounds} and nothing "
+                f"the server asks for round {at.round}, but this client's state is of round {rounds} and nothing "
                 "earlier is left; resume the server from a later checkpoint"
             )
         return past + others

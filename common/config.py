@@ -154,6 +154,7 @@ class RunConfig:
     min_replies: int = between(1)
     round_timeout: float = between(0, above=True)
     return_timeout: float = between(0)
+    wire: str = choice("float32", "float16")
     local_epochs: int = between(1)
     batch_size: int = between(1)
     lr: float = between(0, above=True)

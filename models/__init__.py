@@ -3,7 +3,7 @@
 from models.attention import CBAM, CrossLayerFusion
 from models.build import MODELS, Head, build_model, head_layers, initialise
 from models.names import Part, batch_norm_names, tensor_names
-from models.split import SplitModel, Stack, feature_width
+from models.split import SplitModel, Stack, output_widths
 
 __all__ = [
     "CBAM",
@@ -15,8 +15,8 @@ __all__ = [
     "Stack",
     "batch_norm_names",
     "build_model",
-    "feature_width",
     "head_layers",
     "initialise",
+    "output_widths",
     "tensor_names",
 ]

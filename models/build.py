@@ -89,7 +89,7 @@ def initialise(model: nn.Module, generator: torch.Generator, gain: float = 1.0) 
             nn.init.normal_(module.weight, generator=generator)
             if module.padding_idx is not None:
                 nn.init.zeros_(module.weight[module.padding_idx])
-        elif isinstance(module, _BatchNorm):
+        elif isinstance(module, _BatchNorm | nn.LayerNorm | nn.GroupNorm):
             module.reset_parameters()
         elif own:
             raise TypeError(f"no initialisation for {type(module).__name__}")

@@ -61,12 +61,12 @@ class SplitModel(nn.Module):
         return [module for module in self.head.modules() if isinstance(module, nn.Linear)][-1]
 
 
-def feature_width(model: SplitModel, input_shape: tuple[int, ...]) -> int:
-    """Return the number of features that the extractor gives for one input of ``input_shape``."""
+def output_widths(model: SplitModel, input_shape: tuple[int, ...]) -> tuple[int, list[int]]:
+    """Return the number of features that the extractor gives for one input, and of channels of each of its stages."""
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        width = model.features(torch.zeros(1, *input_shape, device=device)).shape[1]
+        output, maps = model.extractor.stages(torch.zeros(1, *input_shape, device=device))
     model.train(was_training)
-    return width
+    return output.numel(), [stage.shape[1] for stage in maps]

@@ -22,11 +22,19 @@ from server_app.checkpoint import Checkpoint
 from server_app.delivery import Delivery
 from server_app.federation import Federation, question
 from server_app.report import client_table, read_run, write_report
-from server_app.rounds import checkpoint_of, run_rounds, summarise
+from server_app.rounds import checkpoint_of, restore, run_rounds, summarise
 from server_app.rundir import RunDirectory, versions
 from server_app.settings import check_resumable, own_keys, read_config
 from server_app.trackers import Trackers, wanted
-from strategies.core import FloretStrategy, Session, StrategySetting, exchange, find_by_node, in_simulation
+from strategies.core import (
+    FloretStrategy,
+    Session,
+    Setup,
+    StrategySetting,
+    find_by_node,
+    in_simulation,
+    send_and_receive,
+)
 
 app = ServerApp()
 log = logging.getLogger("flwr")
@@ -70,9 +78,7 @@ def run(grid: Grid, context: Context) -> None:
             session.directory = str(directory.clients)
         strategy = kind(_setting(federation, kind, parameters, session))
         if checkpoint:
-            strategy.restore(checkpoint.strategy)
-            session.checkpointed = checkpoint.round
-            session.resumed = (*checkpoint.resumed, checkpoint.round)
+            restore(strategy, checkpoint)
         else:
             checkpoint = checkpoint_of(0, strategy.initial_arrays(), strategy, federation, 0.0)
             if config.checkpoint_every:
@@ -121,7 +127,7 @@ def _setting(federation: Federation, kind: type[FloretStrategy], parameters: Any
     generator = torch_generator(config.seed, "model")
     cut = config.head_layers or head_layers(config.model, shape, kind.head)
     model = build_model(config.model, shape, federation.num_classes, cut, generator)
-    return StrategySetting(config, parameters, model, cut, shape, federation.roster, session)
+    return StrategySetting(Setup(config, parameters, model, cut, shape), federation.roster, session)
 
 
 def _about(federation: Federation, simulated: bool) -> dict[str, Any]:
@@ -145,7 +151,7 @@ def export(grid: Grid, federation: Federation, config: dict[str, str]) -> None:
     """Let the clients of a simulation write their personal models into the run directory, or write what they send."""
     timeout = federation.config.round_timeout
     messages = [question(client.node_id, "export", config, timeout) for client in federation.roster]
-    for reply in exchange(grid, messages, timeout):
+    for reply in send_and_receive(grid, messages, timeout):
         if reply.has_error() or "error" in reply.content.config_records:
             reason = reply.error.reason if reply.has_error() else reply.content.config_records["error"]["reason"]
             log.error("A personal model was not exported: %s", one_line(reason))

@@ -1,9 +1,13 @@
 """Checkpoints of the server: what a run needs to go on from a round as if nothing had happened.
 
+A checkpoint is a manifest, ``round-<n>.json``, and files of tensors that it names with their checksums: the global ones
+and the strategy's own in ``round-<n>.safetensors``, what clients sent last in ``mail-<n>.safetensors``, one for each
+checkpoint with what came since the one before; a file stays as long as a manifest names it.
+
 Random numbers need no state: every generator is derived from the seed, its purpose and the round.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,19 +17,30 @@ from safetensors.numpy import load, save
 from common.durable import DamagedError, digest, read_checked, read_manifest, write_manifest, write_whole
 from common.errors import FloretError
 from common.names import without_prefix
-from common.wire import NamedArrays
+from common.tensors import NamedArrays
 from strategies.core import Client
 
 GLOBAL, STRATEGY = "global/", "strategy/"
 KEPT = 2
+# The files of mail may take so many times what is alive in them; beyond that all of it is written anew.
+_LOOSE = 2.0
+
+
+@dataclass(frozen=True)
+class Mail:
+    """What a client sent in ``round``; ``tensors`` returns it when it is needed."""
+
+    round: int
+    tensors: Callable[[], NamedArrays]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """The server after ``round`` (0: before the first); ``lineage`` and ``resumed`` are those of its session.
 
-    ``arrays`` are the global tensors, ``strategy`` what the strategy remembers besides, ``about`` what the federation's
-    data have in common, ``seconds`` how long the run has taken.
+    ``arrays`` are the global tensors, ``strategy`` what the strategy remembers besides, ``mail`` what each client sent
+    last if the method keeps it, ``about`` what the federation's data have in common, ``seconds`` how long the run has
+    taken.
     """
 
     round: int
@@ -33,70 +48,158 @@ class Checkpoint:
     resumed: tuple[int, ...]
     arrays: NamedArrays
     strategy: NamedArrays
+    mail: Mapping[str, Mail]
     clients: list[Client]
     about: dict[str, Any]
     seconds: float
 
 
-def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write ``round-<n>.safetensors`` and its manifest, and remove all but the last two checkpoints.
+@dataclass(frozen=True)
+class _File:
+    """A file of tensors that a manifest names."""
 
-    Raises:
-        FloretError: they cannot be written; the earlier ones are still there.
-    """
-    tensors = {GLOBAL + name: array for name, array in checkpoint.arrays.items()}
-    tensors |= {STRATEGY + name: array for name, array in checkpoint.strategy.items()}
-    content = save(tensors)
-    stem = folder / f"round-{checkpoint.round:06d}"
-    said = {
-        "round": checkpoint.round,
-        "lineage": checkpoint.lineage,
-        "resumed": checkpoint.resumed,
-        "clients": [asdict(client) for client in checkpoint.clients],
-        "about": checkpoint.about,
-        "seconds": checkpoint.seconds,
-        "bytes": len(content),
-        "sha256": digest(content),
-    }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(stem.with_suffix(".safetensors"), content)
-        write_manifest(stem.with_suffix(".json"), said)
-        for old in sorted(folder.glob("round-*.json"), reverse=True)[KEPT:]:
-            old.unlink()
-            old.with_suffix(".safetensors").unlink(missing_ok=True)
-    except OSError as error:
-        raise FloretError(f"checkpoint {stem}: cannot be written ({error.strerror})") from error
+    name: str
+    bytes: int
+    sha256: str
 
 
-def read_checkpoint(folder: Path) -> tuple[Checkpoint, list[str]]:
-    """Return the last checkpoint that is intact, and a line for each later one that is not.
+@dataclass(frozen=True)
+class _Place:
+    """Where the mail of a client is: in which file, from which round, how many bytes of tensors."""
 
-    Raises:
-        FloretError: there is none.
-    """
-    notes: list[str] = []
-    for manifest in _manifests(folder):
+    file: _File
+    round: int
+    size: int
+
+
+class Checkpoints:
+    """The checkpoints of a run, in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        # Where the mail is of the checkpoint that was written or read last.
+        self._places: dict[str, _Place] = {}
+
+    def write(self, checkpoint: Checkpoint) -> None:
+        """Write what changed since the last checkpoint and a manifest, and remove all but the last two checkpoints.
+
+        Raises:
+            FloretError: it cannot be written; the earlier ones are still there.
+        """
+        tensors = {GLOBAL + name: array for name, array in checkpoint.arrays.items()}
+        tensors |= {STRATEGY + name: array for name, array in checkpoint.strategy.items()}
+        stem = f"round-{checkpoint.round:06d}"
         try:
-            said = read_manifest(manifest)
-            tensors = load(read_checked(manifest.with_suffix(".safetensors"), said["bytes"], said["sha256"]))
-        except DamagedError as error:
-            notes.append(str(error))
-            continue
-        checkpoint = Checkpoint(
-            round=said["round"],
-            lineage=said["lineage"],
-            resumed=tuple(said["resumed"]),
-            arrays=without_prefix(tensors, GLOBAL),
-            strategy=without_prefix(tensors, STRATEGY),
-            clients=[Client(**client) for client in said["clients"]],
-            about=said["about"],
-            seconds=said["seconds"],
-        )
-        return checkpoint, notes
-    found = "; ".join(notes) or "the run wrote none (checkpoint-every = 0), or this is not a run directory"
-    raise FloretError(f"resume: {folder} has no checkpoint to go on from: {found}")
+            self._folder.mkdir(parents=True, exist_ok=True)
+            file = self._write_tensors(f"{stem}.safetensors", tensors)
+            self._places = self._write_mail(checkpoint)
+            files = {place.file.name: asdict(place.file) for place in self._places.values()}
+            manifest = {
+                "round": checkpoint.round,
+                "lineage": checkpoint.lineage,
+                "resumed": checkpoint.resumed,
+                "clients": [asdict(client) for client in checkpoint.clients],
+                "about": checkpoint.about,
+                "seconds": checkpoint.seconds,
+                "bytes": file.bytes,
+                "sha256": file.sha256,
+                "files": list(files.values()),
+                "mail": {client: [p.file.name, p.round, p.size] for client, p in self._places.items()},
+            }
+            write_manifest(self._folder / f"{stem}.json", manifest)
+            self._remove_old()
+        except OSError as error:
+            raise FloretError(f"checkpoint {self._folder / stem}: cannot be written ({error.strerror})") from error
+
+    def read(self) -> tuple[Checkpoint, list[str]]:
+        """Return the last checkpoint that is intact, and a line for each later one that is not.
+
+        Raises:
+            FloretError: there is none.
+        """
+        notes: list[str] = []
+        for manifest in self._manifests():
+            try:
+                content = read_manifest(manifest)
+                own = _File(f"{manifest.stem}.safetensors", content["bytes"], content["sha256"])
+                tensors = self._read_tensors(own)
+                mail = self._read_mail(content)
+            except DamagedError as error:
+                notes.append(str(error))
+                continue
+            strategy = without_prefix(tensors, STRATEGY)
+            if "mail" not in content:  # written before mail had files of its own: it was the strategy's
+                mail, strategy = _mail_of(strategy, content["round"]), {}
+            checkpoint = Checkpoint(
+                round=content["round"],
+                lineage=content["lineage"],
+                resumed=tuple(content["resumed"]),
+                arrays=without_prefix(tensors, GLOBAL),
+                strategy=strategy,
+                mail=mail,
+                clients=[Client(**client) for client in content["clients"]],
+                about=content["about"],
+                seconds=content["seconds"],
+            )
+            return checkpoint, notes
+        found = "; ".join(notes) or "the run wrote none (checkpoint-every = 0), or this is not a run directory"
+        raise FloretError(f"resume: {self._folder} has no checkpoint to go on from: {found}")
+
+    def _write_tensors(self, name: str, tensors: NamedArrays) -> _File:
+        content = save(tensors)
+        write_whole(self._folder / name, content)
+        return _File(name, len(content), digest(content))
+
+    def _read_tensors(self, file: _File) -> NamedArrays:
+        return load(read_checked(self._folder / file.name, file.bytes, file.sha256))
+
+    def _write_mail(self, checkpoint: Checkpoint) -> dict[str, _Place]:
+        """Write the mail that no file has yet; return where all of it is."""
+        old = self._places
+        places = {c: old[c] for c, mail in checkpoint.mail.items() if c in old and old[c].round == mail.round}
+        taken = sum(file.bytes for file in {place.file for place in places.values()})
+        if taken > _LOOSE * sum(place.size for place in places.values()):
+            places = {}
+        new = {client: mail.tensors() for client, mail in checkpoint.mail.items() if client not in places}
+        if new:
+            flat = {f"{client}/{name}": array for client, arrays in new.items() for name, array in arrays.items()}
+            file = self._write_tensors(f"mail-{checkpoint.round:06d}.safetensors", flat)
+            for client, arrays in new.items():
+                size = sum(array.nbytes for array in arrays.values())
+                places[client] = _Place(file, checkpoint.mail[client].round, size)
+        return places
+
+    def _read_mail(self, manifest: Mapping[str, Any]) -> dict[str, Mail]:
+        files = {item["name"]: _File(**item) for item in manifest.get("files", [])}
+        boxes = {name: _mail_of(self._read_tensors(file), 0) for name, file in files.items()}
+        places = {c: _Place(files[name], sent, size) for c, (name, sent, size) in manifest.get("mail", {}).items()}
+        self._places = places
+        return {c: Mail(place.round, boxes[place.file.name][c].tensors) for c, place in places.items()}
+
+    def _manifests(self) -> Iterator[Path]:
+        yield from sorted(self._folder.glob("round-*.json"), reverse=True)
+
+    def _remove_old(self) -> None:
+        """Remove all but the last manifests, then the files that none names any more."""
+        needed = {place.file.name for place in self._places.values()}
+        for age, manifest in enumerate(self._manifests()):
+            if age >= KEPT:
+                manifest.unlink()
+                continue
+            needed.add(f"{manifest.stem}.safetensors")
+            try:
+                needed |= {item["name"] for item in read_manifest(manifest).get("files", [])}
+            except DamagedError:
+                continue  # it will be passed over, so nothing is kept for it
+        for file in [*self._folder.glob("round-*.safetensors"), *self._folder.glob("mail-*.safetensors")]:
+            if file.name not in needed:
+                file.unlink()
 
 
-def _manifests(folder: Path) -> Iterator[Path]:
-    yield from sorted(folder.glob("round-*.json"), reverse=True)
+def _mail_of(tensors: NamedArrays, server_round: int) -> dict[str, Mail]:
+    """Return tensors called ``<client>/<name>`` by client."""
+    boxes: dict[str, NamedArrays] = {}
+    for key, array in tensors.items():
+        client, _, name = key.rpartition("/")
+        boxes.setdefault(client, {})[name] = array
+    return {client: Mail(server_round, lambda box=box: box) for client, box in boxes.items()}  # type: ignore[misc]

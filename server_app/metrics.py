@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from strategies.core import Report
+from strategies.core import ClientResult
 
 
 def spread(accuracies: list[float], samples: list[int]) -> dict[str, float]:
@@ -25,15 +25,15 @@ def spread(accuracies: list[float], samples: list[int]) -> dict[str, float]:
     }
 
 
-def accuracies(reports: Iterable[Report]) -> dict[str, dict[str, dict[str, float] | None]]:
+def accuracies(results: Iterable[ClientResult]) -> dict[str, dict[str, dict[str, float] | None]]:
     """Return the spread before and after local training, on the test and the validation split; None if unmeasured."""
-    reports = list(reports)
+    results = list(results)
     table: dict[str, dict[str, dict[str, float] | None]] = {}
     for when in ("before", "after"):
         table[when] = {}
         for split in ("test", "validation"):
-            measured = [report for report in reports if f"{when}.{split}" in report.metrics]
-            values = [report.metrics[f"{when}.{split}"] for report in measured]
-            samples = [getattr(report.client, split) for report in measured]
+            measured = [result for result in results if f"{when}.{split}" in result.metrics]
+            values = [result.metrics[f"{when}.{split}"] for result in measured]
+            samples = [getattr(result.client, split) for result in measured]
             table[when][split] = spread(values, samples) if values else None
     return table

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -11,12 +12,12 @@ from flwr.serverapp import Grid
 
 from common.config import RunConfig
 from common.wire import from_record, to_record
-from server_app.checkpoint import Checkpoint
+from server_app.checkpoint import Checkpoint, Mail
 from server_app.federation import Federation
 from server_app.metrics import accuracies
 from server_app.rundir import RunDirectory, versions
 from server_app.trackers import Trackers
-from strategies.core import FloretStrategy, Report, exchange
+from strategies.core import ClientResult, FloretStrategy, send_and_receive
 
 log = logging.getLogger("flwr")
 
@@ -62,7 +63,7 @@ def run_rounds(
         last = server_round == config.rounds
         if server_round % config.evaluate_every == 0 or last:
             messages = strategy.configure_evaluate(server_round, arrays, ConfigRecord(), grid)
-            strategy.aggregate_evaluate(server_round, exchange(grid, messages, config.round_timeout))
+            strategy.aggregate_evaluate(server_round, send_and_receive(grid, messages, config.round_timeout))
         line = history_line(server_round, strategy, time.perf_counter() - started)
         directory.append_history(line)
         history.append(line)
@@ -86,11 +87,24 @@ def checkpoint_of(
         lineage=strategy.session.lineage,
         resumed=strategy.session.resumed,
         arrays=arrays,
-        strategy=strategy.kept(),
+        strategy=strategy.state_dict(),
+        mail={
+            client: Mail(sent, partial(strategy.post.__getitem__, client))
+            for client, sent in strategy.post.rounds().items()
+        },
         clients=list(federation.roster),
         about=federation.about(),
         seconds=seconds,
     )
+
+
+def restore(strategy: FloretStrategy, checkpoint: Checkpoint) -> None:
+    """Bring a strategy to where it was when ``checkpoint`` was written."""
+    strategy.load_state_dict(checkpoint.strategy)
+    for client, mail in checkpoint.mail.items():
+        strategy.post.load(client, mail.round, mail.tensors())
+    strategy.session.checkpointed = checkpoint.round
+    strategy.session.resumed = (*checkpoint.resumed, checkpoint.round)
 
 
 def _await_clients(federation: Federation) -> None:
@@ -106,23 +120,23 @@ def _await_clients(federation: Federation) -> None:
 
 def _train(grid: Grid, strategy: FloretStrategy, arrays: ArrayRecord, server_round: int) -> ArrayRecord:
     messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
-    replies = exchange(grid, messages, strategy.config.round_timeout)
+    replies = send_and_receive(grid, messages, strategy.config.round_timeout)
     new, _ = strategy.aggregate_train(server_round, replies)
     return arrays if new is None else new
 
 
 def history_line(server_round: int, strategy: FloretStrategy, seconds: float) -> dict[str, Any]:
     """Return what ``history.jsonl`` says of a round."""
-    reports = strategy.reports
-    losses = [report.metrics["loss"] for report in reports.values() if report.trained]
+    results = strategy.results
+    losses = [result.metrics["loss"] for result in results.values() if result.trained]
     return {
         "round": server_round,
-        "clients": {name: _client_entry(report) for name, report in reports.items()},
-        "accuracy": accuracies(reports.values()),
+        "clients": {name: _client_entry(result) for name, result in results.items()},
+        "accuracy": accuracies(results.values()),
         "loss": sum(losses) / len(losses) if losses else None,
         "bytes": {
-            "up": sum(report.up for report in reports.values()),
-            "down": sum(report.down for report in reports.values()),
+            "up": sum(result.up for result in results.values()),
+            "down": sum(result.down for result in results.values()),
         },
         "refused": [{"client": name, "reason": reason} for name, reason in strategy.refused],
         "notes": [{"client": name, "note": line} for name, line in strategy.notes],
@@ -130,18 +144,18 @@ def history_line(server_round: int, strategy: FloretStrategy, seconds: float) ->
     }
 
 
-def _client_entry(report: Report) -> dict[str, Any]:
+def _client_entry(result: ClientResult) -> dict[str, Any]:
     def measured(when: str) -> dict[str, float | None] | None:
-        values = {split: report.metrics.get(f"{when}.{split}") for split in ("test", "validation")}
+        values = {split: result.metrics.get(f"{when}.{split}") for split in ("test", "validation")}
         return values if any(value is not None for value in values.values()) else None
 
     return {
-        "trained": report.trained,
+        "trained": result.trained,
         "before": measured("before"),
         "after": measured("after"),
-        "loss": report.metrics["loss"] if report.trained else None,
-        "bytes": {"up": report.up, "down": report.down},
-        "seconds": report.metrics.get("seconds"),
+        "loss": result.metrics["loss"] if result.trained else None,
+        "bytes": {"up": result.up, "down": result.down},
+        "seconds": result.metrics.get("seconds"),
     }
 
 

@@ -15,7 +15,7 @@ from common.config import RunConfig
 from common.durable import write_whole
 from common.errors import FloretError
 from common.home import floret_home
-from server_app.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from server_app.checkpoint import Checkpoint, Checkpoints
 
 log = logging.getLogger("flwr")
 
@@ -43,6 +43,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.personal = self.checkpoints / "personal"
         self.clients = self.checkpoints / "clients"
+        self._checkpoints = Checkpoints(self.checkpoints)
         try:
             self.personal.mkdir(parents=True, exist_ok=True)
             self._lock = (path / ".lock").open("a")
@@ -126,7 +127,7 @@ class RunDirectory:
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint; see ``server_app.checkpoint``."""
-        write_checkpoint(self.checkpoints, checkpoint)
+        self._checkpoints.write(checkpoint)
 
     def read_checkpoint(self) -> Checkpoint:
         """Return the last intact checkpoint; damaged ones are logged.
@@ -134,7 +135,7 @@ class RunDirectory:
         Raises:
             FloretError: there is none.
         """
-        checkpoint, notes = read_checkpoint(self.checkpoints)
+        checkpoint, notes = self._checkpoints.read()
         for note in notes:
             log.warning("%s; going back to round %d", note, checkpoint.round)
         return checkpoint

@@ -2,8 +2,15 @@
 
 from dataclasses import dataclass
 
+from torch import Tensor, nn
+
 from common.config import between
-from strategies.core import FloretStrategy, TensorSpec
+from common.tensors import Specs
+from models import CBAM, CrossLayerFusion
+from strategies.core import FloretStrategy, Network, Setup
+
+# What the distillation blocks are called among a client's networks.
+BLOCKS = "distillation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +29,27 @@ class FedCPDParameters:
     fusion_width: int = between(1)
 
 
+class Distillation(nn.Module):
+    """The client's own blocks: CBAM for each stage, cross-layer fusion of feature and of attention maps."""
+
+    def __init__(self, channels: list[int], width: int) -> None:
+        super().__init__()
+        self.attention = nn.ModuleList([CBAM(n) for n in channels])
+        self.fuse_features = CrossLayerFusion(channels, width)
+        self.fuse_attention = CrossLayerFusion(channels, width)
+
+    def student(self, maps: list[Tensor]) -> list[Tensor]:
+        """Return ``F^{l,*}`` and ``A^{l,*}`` of all stages, each (batch, width, height, width of the stage)."""
+        return self.fuse_features(maps) + self.fuse_attention(self._attended(maps))  # type: ignore[no-any-return]
+
+    def teacher(self, maps: list[Tensor]) -> list[Tensor]:
+        """Return ``F^l`` and ``A^l`` of all stages through Cv1 alone, so that shapes meet the student's."""
+        return self.fuse_features.unify(maps) + self.fuse_attention.unify(self._attended(maps))
+
+    def _attended(self, maps: list[Tensor]) -> list[Tensor]:
+        return [block(x) for block, x in zip(self.attention, maps, strict=True)]
+
+
 class FedCPD(FloretStrategy):
     """Down: the extractor and the global prototypes that exist. Up: the extractor and ``prototype.<class>`` of own
     classes, (features,) float32.
@@ -33,12 +61,22 @@ class FedCPD(FloretStrategy):
     shares = "extractor"
     weighted = False
     Parameters = FedCPDParameters
+    parameters: FedCPDParameters
 
     def check(self) -> None:
         """Refuse distillation for an extractor that has no convolutional stage."""
         if self.parameters.distill:
             self.need_stages("fedcpd.distill = True")
 
-    def expected(self) -> dict[str, TensorSpec]:
+    @classmethod
+    def networks(cls, setup: Setup) -> dict[str, Network]:
+        """Return the distillation blocks, which stay private, if there is distillation."""
+        own: FedCPDParameters = setup.parameters
+        if not own.distill:
+            return {}
+        return {BLOCKS: Network(lambda: Distillation(setup.stage_channels, own.fusion_width), shared=False)}
+
+    @classmethod
+    def uplink(cls, setup: Setup) -> Specs:
         """Return the extractor and a prototype for each class, the latter optional."""
-        return super().expected() | self.prototype_specs()
+        return {**super().uplink(setup), **setup.prototypes()}

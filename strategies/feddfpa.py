@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from common.config import between, choice
 from common.errors import ConfigError
-from strategies.core import FloretStrategy, TensorSpec
+from common.tensors import Specs
+from strategies.core import FloretStrategy, Setup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +34,17 @@ class FedDFPA(FloretStrategy):
     shares = "head"
     weighted = False
     Parameters = FedDFPAParameters
+    parameters: FedDFPAParameters
 
     def check(self) -> None:
         """Refuse to fuse a head of several layers: received rows of the last would meet own layers before it."""
-        if self.parameters.fusion and self.head_layers > 1:
+        if self.parameters.fusion and self.setup.head_layers > 1:
             raise ConfigError(
-                f"head-layers = {self.head_layers}: feddfpa fuses the rows of one layer; use 1, or feddfpa.fusion=false"
+                f"head-layers = {self.setup.head_layers}: feddfpa fuses the rows of one layer; use 1, or "
+                "feddfpa.fusion=false"
             )
 
-    def expected(self) -> dict[str, TensorSpec]:
+    @classmethod
+    def uplink(cls, setup: Setup) -> Specs:
         """Return the head and a prototype for each class, the latter optional."""
-        return super().expected() | self.prototype_specs()
+        return {**super().uplink(setup), **setup.prototypes()}

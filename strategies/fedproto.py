@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from common.config import between, choice
-from common.wire import NamedArrays
-from strategies.core import FloretStrategy, TensorSpec
+from common.tensors import NamedArrays, Specs
+from strategies.core import FloretStrategy, Setup
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class FedProto(FloretStrategy):
         """Return nothing: there are no prototypes before the first round."""
         return {}
 
-    def expected(self) -> dict[str, TensorSpec]:
+    @classmethod
+    def uplink(cls, setup: Setup) -> Specs:
         """Return a prototype for each class, all optional."""
-        return self.prototype_specs()
+        return setup.prototypes()

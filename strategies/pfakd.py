@@ -24,6 +24,7 @@ class PFAKD(FloretStrategy):
     shares = "extractor"
     weighted = False
     Parameters = PFAKDParameters
+    parameters: PFAKDParameters
 
     def check(self) -> None:
         """Refuse attention transfer for an extractor that has no convolutional stage."""

@@ -1,17 +1,17 @@
 """UA-PDFL (Zhu et al. 2024): decentralised; clients ask similar peers for models, the server only relays."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
+from flwr.app import Array
 from flwr.serverapp import Grid
 
 from common.config import between, choice
 from common.errors import FloretError
 from common.seeds import numpy_generator
-from common.wire import NamedArrays, to_record
-from strategies.core import Client, FloretStrategy, StrategySetting, TensorSpec, exchange
+from common.tensors import NamedArrays, Specs, TensorSpec
+from strategies.core import Client, FloretStrategy, Setup
 
 UNIT, AUXILIARY = "unit", "auxiliary"
 
@@ -35,28 +35,35 @@ class UAPDFLParameters:
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What a client asked for after it saw its peers' representations: indices into its queue of peers."""
+class PeerRequest:
+    """What a client asked for after it saw its peers' representations: indices into its queue of peers.
+
+    ``replace`` is the peer whose whole model is asked for, or -1; ``extractors`` and ``heads`` those whose extractor,
+    and whose head, are.
+    """
 
     replace: int
     extractors: tuple[int, ...]
     heads: tuple[int, ...]
 
     @classmethod
-    def read(cls, said: Mapping[str, Any], peers: int) -> "Wish":
-        """Return the wish in a reply.
+    def read(cls, answer: Mapping[str, Any], peers: int) -> "PeerRequest":
+        """Return the request in a client's answer.
 
         Raises:
-            FloretError: it names a peer that is not in the queue of ``peers``.
+            FloretError: it is none, or names a peer that is not in the queue of ``peers``.
         """
-        wish = cls(int(said["replace"]), tuple(said["extractors"]), tuple(said["heads"]))
-        if not all(-1 <= index < peers for index in (wish.replace, *wish.extractors, *wish.heads)):
+        replace, extractors, heads = (answer.get(key) for key in ("replace", "extractors", "heads"))
+        if not isinstance(extractors, list) or not isinstance(heads, list):
+            raise FloretError("the client's plan must have the lists extractors and heads")
+        indices = [replace, *extractors, *heads]
+        if not all(type(index) is int and -1 <= index < peers for index in indices):
             raise FloretError(f"the client asked for a peer that is not among its {peers}")
-        return wish
+        return cls(indices[0], tuple(extractors), tuple(heads))
 
 
 class UAPDFL(FloretStrategy):
-    """A mailbox: it keeps what each client published last and forwards what was asked for; it never averages.
+    """Keeps what each client published last and forwards what was asked for; it never averages.
 
     Up: the whole model; ``unit``, (classes,), and ``auxiliary``, (features,), float32. Down, for each peer ``i`` in the
     client's queue: ``i.unit`` with the question what it wants; then ``i.auxiliary`` and the tensors that it asked for,
@@ -65,97 +72,64 @@ class UAPDFL(FloretStrategy):
 
     shares = "model"
     head = "linear"
+    relays = True
     Parameters = UAPDFLParameters
+    parameters: UAPDFLParameters
 
-    def __init__(self, setting: StrategySetting) -> None:
-        super().__init__(setting)
-        # What each client published last, by name.
-        self.mailbox: dict[str, NamedArrays] = {}
-
-    def begin_round(self) -> None:
-        """Collect what is published in this round apart from what was published before."""
-        self._published: dict[str, NamedArrays] = {}
-
-    def fold(self, client: Client, arrays: NamedArrays, samples: int) -> None:
-        """Take down what a client publishes."""
-        self._published[client.name] = arrays
-
-    def finish_round(self) -> NamedArrays:
-        """Open the mailbox for the next round; there are no global arrays."""
-        self.mailbox = self.mailbox | self._published
-        return {}
-
-    def kept(self) -> NamedArrays:
-        """Return the mailbox: ``<client>/<tensor>``."""
-        return {f"{client}/{name}": array for client, box in self.mailbox.items() for name, array in box.items()}
-
-    def restore(self, arrays: NamedArrays) -> None:
-        """Take the mailbox back."""
-        self.mailbox = {}
-        for key, array in arrays.items():
-            client, _, name = key.rpartition("/")
-            self.mailbox.setdefault(client, {})[name] = array
+    @classmethod
+    def uplink(cls, setup: Setup) -> Specs:
+        """Return the whole model and the two representations."""
+        representations = {UNIT: TensorSpec((setup.classes,)), AUXILIARY: TensorSpec((setup.features,))}
+        return {**super().uplink(setup), **representations}
 
     def initial_arrays(self) -> NamedArrays:
         """Return nothing: there is no global model."""
         return {}
 
-    def expected(self) -> dict[str, TensorSpec]:
-        """Return the whole model and the two representations."""
-        width = self.feature_width()
-        representations = {UNIT: TensorSpec((self.model.classifier.out_features,)), AUXILIARY: TensorSpec((width,))}
-        return super().expected() | representations
+    def prepare(self, server_round: int, clients: list[Client], grid: Grid) -> list[Client]:
+        """Draw each client's peers, and ask those that have any what they want of them (Algorithm 2, lines 5-8)."""
+        self._queues = {client.name: self._queue(client, server_round) for client in clients}
+        self._requests = {name: PeerRequest(-1, (), ()) for name, peers in self._queues.items() if not peers}
+        questions = {
+            name: self.post.forward({i: (peer.name, [UNIT]) for i, peer in enumerate(peers)})
+            for name, peers in self._queues.items()
+            if peers
+        }
+        for client, answer in self.ask(questions, server_round, grid):
+            try:
+                self._requests[client.name] = PeerRequest.read(answer, len(self._queues[client.name]))
+            except FloretError as reason:
+                self.refuse(client, str(reason))
+        return [client for client in clients if client.name in self._requests]
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Ask each sampled client what it wants of its peers, then return a message to each with just that."""
-        self.start_round({})
-        queues = {client.name: self._queue(client, server_round) for client in self.sample(server_round)}
-        wishes = self._ask(queues, server_round, config, grid)
-        return [
-            self._answer(self.roster[name], queues[name], wish, server_round, config) for name, wish in wishes.items()
-        ]
+    def payload(self, client: Client, server_round: int) -> Mapping[str, Array]:
+        """Return just what the client asked for, and its peers' auxiliary representations."""
+        request, peers = self._requests[client.name], self._queues[client.name]
+        wanted = {}
+        for i, peer in enumerate(peers):
+            names = [AUXILIARY] if self.parameters.layer_personalization else []
+            for name in self.setup.tensor_names(self.shares):
+                asked = request.heads if name.startswith("head.") else request.extractors
+                if i == request.replace or i in asked:
+                    names.append(name)
+            wanted[i] = (peer.name, names)
+        return self.post.forward(wanted)
+
+    def instructions(self, client: Client, server_round: int) -> dict[str, Any]:
+        """Return the peer that takes the client's place, if one does, and the peers' numbers of training samples."""
+        samples = [peer.train for peer in self._queues[client.name]]
+        return {"replace": self._requests[client.name].replace, "samples": samples}
+
+    def accumulate(self, client: Client, arrays: NamedArrays, samples: int) -> None:
+        """Do nothing: what a client publishes is in the post."""
+
+    def aggregate(self) -> NamedArrays:
+        """Return nothing: there is no global model."""
+        return {}
 
     def _queue(self, client: Client, server_round: int) -> list[Client]:
         """Draw ``n-com`` of the other clients that have published (Algorithm 2, line 6)."""
-        others = [other for other in self.roster if other.name in self.mailbox and other.name != client.name]
+        others = [other for other in self.roster if other.name in self.post and other.name != client.name]
         generator = numpy_generator(self.config.seed, "peers", client.name, server_round)
         drawn = generator.choice(len(others), size=min(self.parameters.n_com, len(others)), replace=False)
         return [others[place] for place in sorted(drawn)]
-
-    def _ask(
-        self, queues: Mapping[str, list[Client]], server_round: int, config: ConfigRecord, grid: Grid
-    ) -> dict[str, Wish]:
-        """Send each client its peers' unit representations and return what it wants; who has no peers is not asked."""
-        wishes = {name: Wish(-1, (), ()) for name, peers in queues.items() if not peers}
-        messages = []
-        for name, peers in queues.items():
-            if peers:
-                units = {f"{i}.{UNIT}": self.mailbox[peer.name][UNIT] for i, peer in enumerate(peers)}
-                query = f"{MessageType.QUERY}.plan"
-                messages.append(self.message(self.roster[name], query, to_record(units), server_round, config))
-        for client, reply in self.answered(exchange(grid, messages, self.config.round_timeout)):
-            try:
-                wishes[client.name] = Wish.read(self.said(reply, "plan"), len(queues[client.name]))
-            except FloretError as reason:
-                self.refuse(client, str(reason))
-        for name in queues:
-            if name not in wishes and self.is_asked(name):
-                self.refuse(self.roster[name], f"no plan within round-timeout = {self.config.round_timeout:g} s")
-        return {name: wishes[name] for name in queues if name in wishes}
-
-    def _answer(
-        self, client: Client, peers: list[Client], wish: Wish, server_round: int, config: ConfigRecord
-    ) -> Message:
-        arrays: NamedArrays = {}
-        for i, peer in enumerate(peers):
-            published = self.mailbox[peer.name]
-            if self.parameters.layer_personalization:
-                arrays[f"{i}.{AUXILIARY}"] = published[AUXILIARY]
-            for name in self.shared_names():
-                in_head = name.startswith("head.")
-                if i == wish.replace or i in (wish.heads if in_head else wish.extractors):
-                    arrays[f"{i}.{name}"] = published[name]
-        told = ConfigRecord({**config, "replace": wish.replace, "samples": [peer.train for peer in peers]})
-        return self.message(client, MessageType.TRAIN, to_record(arrays), server_round, told)

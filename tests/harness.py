@@ -14,9 +14,9 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 
 from cli.run import default_config
+from client_app.app import Request
 from client_app.app import app as client_app
-from client_app.app import client_store, node_config
-from client_app.state import ClientState, Moment
+from client_app.state import ClientState, RoundContext
 from server_app.app import run
 
 _run_ids = itertools.count(1)
@@ -129,9 +129,16 @@ def run_config(output: Path, **keys: Any) -> dict[str, Any]:
     return values | {"output-dir": str(output)}
 
 
-def kept(context: Context, moment: Moment | None = None) -> ClientState:
+def kept(context: Context, at: RoundContext | None = None) -> ClientState:
     """Return what the client of a node keeps."""
-    return ClientState(client_store(context, node_config(context)), moment)
+    return ClientState(Request(context).store, at)
+
+
+def standing(context: Context, message: Message) -> Any:
+    """Return the client of a node, with its newest state, as it is when it has taken ``message`` and done nothing."""
+    client = Request(context).client()
+    client.take("train", *Request(context, message).arguments(client))
+    return client
 
 
 def federate(

@@ -20,7 +20,7 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 
-from strategies.core import exchange, find_by_node, in_flight
+from strategies.core import find_by_node, in_flight, send_and_receive
 
 CLIENTS = 150
 
@@ -96,7 +96,7 @@ def engine() -> Engine:
 
 def test_all_are_answered_in_order_and_few_are_on_their_way(engine: Engine) -> None:
     with engine.running():
-        replies = list(exchange(engine.grid, engine.messages(), 30))
+        replies = list(send_and_receive(engine.grid, engine.messages(), 30))
     assert [reply.metadata.src_node_id for reply in replies] == engine.nodes
     assert engine.most <= in_flight() < CLIENTS
     # A node is looked for when it has a message, not in each turn.
@@ -122,6 +122,6 @@ def test_a_message_that_expired_is_looked_for_once(engine: Engine) -> None:
 def test_when_time_is_up_those_that_wait_are_not_sent_any_more(engine: Engine) -> None:
     engine.deaf = {engine.nodes[3]}
     with engine.running():
-        replies = list(exchange(engine.grid, engine.messages(), 1.0))
+        replies = list(send_and_receive(engine.grid, engine.messages(), 1.0))
     there = [reply.metadata.src_node_id for reply in replies]
     assert there == [node for node in engine.nodes[: 3 + in_flight()] if node != engine.nodes[3]]

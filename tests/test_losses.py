@@ -1,5 +1,6 @@
 """What each method minimises, put together by hand, on clients in the middle of a run."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,15 @@ import torch.nn.functional as F  # noqa: N812
 from flwr.app import Message
 from torch import Tensor
 
-from client_app.app import arguments, build_client
 from client_app.batches import Batch, normalise
-from client_app.client import MEMORY, MODEL
-from client_app.methods.fedcpd import PREFIX, Distillation, contrast_loss, distillation_loss
+from client_app.client import MEMORY, MODEL, Phase
+from client_app.methods.fedcpd import contrast_loss, distillation_loss
 from client_app.methods.pfps_lwc import head_norm
 from common.errors import ConfigError
 from common.wire import from_record
 from models import SplitModel
-from tests.harness import Outcome, federate, kept
+from strategies.fedcpd import BLOCKS, Distillation
+from tests.harness import Outcome, federate, kept, standing
 from tests.test_papers import write_images
 
 NODE = 1000
@@ -27,10 +28,10 @@ NODE = 1000
 class Halted:
     """A client of a finished run that has received the last round's message again and stands before its training.
 
-    ``kept`` are the tensors with which it came into the round; ``turns`` what it was about to train, with which loss.
+    ``kept`` are the tensors with which it came into the round; ``phases`` what it was about to train, with which loss.
     """
 
-    def __init__(self, outcome: Outcome, **config: Any) -> None:
+    def __init__(self, outcome: Outcome, **parameters: Any) -> None:
         context = outcome.grid.contexts[NODE]
         self.kept = kept(context).load()
         self.message = next(
@@ -38,17 +39,16 @@ class Halted:
             for m in reversed(outcome.grid.messages)
             if m.metadata.message_type == "train" and m.metadata.dst_node_id == NODE
         )
-        client: Any = build_client(context)
-        self.client = client
-        self.client.begin(*arguments(self.message))
-        self.client.message |= config
+        self.client = standing(context, self.message)
+        if parameters:
+            self.client.parameters = replace(self.client.parameters, **parameters)
         self.client.receive()
-        self.turns: list[tuple[list[Any], Any]] = []
-        self.client.run_turns = self._halt  # what trains; everything before it is real
+        self.phases: list[Phase] = []
+        self.client.run_alternating = self._halt  # what trains; everything before it is real
         self.client.train()
 
-    def _halt(self, epochs: int, turns: list[tuple[list[Any], Any]]) -> float:
-        self.turns = turns
+    def _halt(self, epochs: int, phases: list[Phase]) -> float:
+        self.phases = phases
         return 0.0
 
     def batch(self) -> Batch:
@@ -75,7 +75,7 @@ class Halted:
 
 def test_pfps_lwc(tmp_path: Path) -> None:
     halted = Halted(federate(tmp_path, method="pfps-lwc"))
-    (_, loss), batch = halted.turns[-1], halted.batch()
+    loss, batch = halted.phases[-1].loss, halted.batch()
     expected = halted.cross_entropy(batch) + 0.02 * head_norm(halted.client.model.head)
     assert loss(batch).item() == pytest.approx(expected.item(), rel=1e-6)
 
@@ -83,7 +83,7 @@ def test_pfps_lwc(tmp_path: Path) -> None:
 def test_pfakd_distils_from_the_extractor_that_it_received(tmp_path: Path) -> None:
     halted = Halted(federate(tmp_path, method="pfakd", rounds=3))
     halted.shift()
-    (_, loss), batch = halted.turns[-1], halted.batch()
+    loss, batch = halted.phases[-1].loss, halted.batch()
     teacher = halted.model_with(halted.client.received)
     difference = halted.client.model.features(batch.x) - teacher.features(batch.x)
     expected = halted.cross_entropy(batch) + difference.square().mean()
@@ -92,11 +92,11 @@ def test_pfakd_distils_from_the_extractor_that_it_received(tmp_path: Path) -> No
 
 def test_fedcpd(tmp_path: Path) -> None:
     keys = write_images(tmp_path / "data", 2)
-    weights = {"fedcpd.alpha": 0.3, "fedcpd.beta": 0.7, "fedcpd.gamma": 1.3, "fedcpd.tau": 0.2}
+    weights = {"alpha": 0.3, "beta": 0.7, "gamma": 1.3, "tau": 0.2}
     halted = Halted(federate(tmp_path / "runs", 2, method="fedcpd", rounds=3, **keys), **weights)
     halted.shift()
     client, batch = halted.client, halted.batch()
-    (head, first), (rest, second) = halted.turns
+    (head, first), (rest, second) = ((phase.parameters, phase.loss) for phase in halted.phases)
     assert {id(p) for p in head} == {id(p) for p in client.model.head.parameters()}
     assert {id(p) for p in client.model.extractor.parameters()} < {id(p) for p in rest}
     assert first(batch).item() == pytest.approx(halted.cross_entropy(batch).item())
@@ -107,7 +107,7 @@ def test_fedcpd(tmp_path: Path) -> None:
     contrast = contrast_loss(features, batch.y, prototypes, torch.ones(3, dtype=torch.bool), 0.2)
     # the teacher: what the client kept, extractor and blocks
     blocks = Distillation([32, 64], 32)
-    blocks.load_state_dict({n.removeprefix(MEMORY + PREFIX): t for n, t in halted.kept.items() if PREFIX in n})
+    blocks.load_state_dict({n.removeprefix(f"{MEMORY}{BLOCKS}."): t for n, t in halted.kept.items() if BLOCKS in n})
     _, target = halted.model_with({}).extractor.stages(batch.x)
     distillation = distillation_loss(blocks.student(maps), blocks.teacher(target))
     expected = halted.cross_entropy(batch) + 0.3 * align + 0.7 * contrast + 1.3 * distillation
@@ -164,7 +164,7 @@ def test_feddfpa_fuses_by_accuracies_of_the_own_extractor(tmp_path: Path) -> Non
 def test_feddfpa(tmp_path: Path) -> None:
     halted = Halted(federate(tmp_path, method="feddfpa", rounds=3))
     halted.shift()
-    (_, loss), batch = halted.turns[-1], halted.batch()
+    loss, batch = halted.phases[-1].loss, halted.batch()
     features = halted.client.model.features(batch.x)
     labels = batch.y.tolist()
     received = torch.stack([halted.client.received[f"prototype.{c}"] for c in labels])
@@ -186,9 +186,9 @@ def test_feddfpa_does_not_fuse_a_head_of_several_layers(tmp_path: Path) -> None:
 def test_ua_pdfl(tmp_path: Path, model: str) -> None:
     small: dict[str, Any] = {"max_samples": 60, "local_epochs": 1} if model == "resnet18" else {}
     outcome = federate(tmp_path, 3, method="ua-pdfl", model=model, ua_pdfl__th=-1.0, ua_pdfl__mu=1e-6, **small)
-    halted = Halted(outcome, **{"ua-pdfl.mu": 0.2})
+    halted = Halted(outcome, mu=0.2)
     client, batch = halted.client, halted.batch()
-    (_, loss) = halted.turns[-1]
+    loss = halted.phases[-1].loss
     ones = torch.ones(1, 1, 8, 8)
     with torch.no_grad():
         own = halted.model_with({}).features(ones)[0]
@@ -218,7 +218,7 @@ def test_ua_pdfl(tmp_path: Path, model: str) -> None:
         assert torch.allclose(w, a + 0.2 * g, rtol=1e-3, atol=1e-4)
 
 
-def test_a_turn_freezes_what_is_not_its_own(tmp_path: Path) -> None:
+def test_a_phase_freezes_what_is_not_its_own(tmp_path: Path) -> None:
     halted = Halted(federate(tmp_path, method="fedrep", fedrep__every_batch=True))
     client, seen = halted.client, []
 
@@ -231,6 +231,6 @@ def test_a_turn_freezes_what_is_not_its_own(tmp_path: Path) -> None:
 
         return watched
 
-    del client.run_turns
-    client.run_turns(1, [(parameters, spy(loss)) for parameters, loss in halted.turns])
+    del client.run_alternating
+    client.run_alternating(1, [replace(phase, loss=spy(phase.loss)) for phase in halted.phases])
     assert seen[:4] == [({True}, {False}), ({False}, {True})] * 2

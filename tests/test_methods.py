@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from client_app.client import MODEL
 from common.errors import FloretError
@@ -15,6 +15,7 @@ from common.wire import from_record, to_record
 from data import load_client
 from server_app.settings import read_config
 from strategies import METHODS
+from strategies.core import Client
 from strategies.fedper import FedPer
 from tests.harness import ON_MLP, Outcome, federate, kept, run_config, timeless
 
@@ -213,7 +214,10 @@ def test_without_a_validation_split_nothing_is_judged_by_it(tmp_path: Path) -> N
 
 
 def test_a_client_does_not_take_what_its_method_keeps_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FedPer, "shares", "model")  # a server that asks for the head as well
+    def with_head(strategy: FedPer, client: Client, server_round: int) -> dict[str, Any]:
+        return {**strategy.arrays, "head.bias": Array(np.zeros(10, np.float32))}
+
+    monkeypatch.setattr(FedPer, "payload", with_head)
     outcome = federate(tmp_path, method="fedper", rounds=1)
     reasons = {refusal["reason"] for refusal in outcome.history[0]["refused"]}
     assert reasons == {"the server sent head.bias, which fedper keeps private to the client"}

@@ -10,9 +10,9 @@ from models import (
     SplitModel,
     batch_norm_names,
     build_model,
-    feature_width,
     head_layers,
     initialise,
+    output_widths,
     tensor_names,
 )
 
@@ -60,7 +60,7 @@ def test_every_model_is_tried() -> None:
 def test_sizes(name: str, parameters: int, features: int) -> None:
     model = make(name)
     assert sum(p.numel() for p in model.parameters()) == parameters
-    assert feature_width(model, SHAPES[name]) == features
+    assert output_widths(model, SHAPES[name])[0] == features
     assert model.classifier.out_features == 10
 
 
@@ -143,8 +143,8 @@ def test_embeddings_start_standard_normal_with_padding_at_zero() -> None:
     plain = nn.Embedding(50, 3)
     initialise(plain, torch.Generator().manual_seed(0))
     assert plain.weight[0].any()  # without padding_idx no row is padding
-    with pytest.raises(TypeError, match="no initialisation for LayerNorm"):
-        initialise(nn.LayerNorm(3), torch.Generator())
+    with pytest.raises(TypeError, match="no initialisation for PReLU"):
+        initialise(nn.PReLU(3), torch.Generator())
 
 
 def test_fasttext_takes_the_mean_over_the_words_and_leaves_padding_out() -> None:

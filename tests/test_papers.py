@@ -12,18 +12,18 @@ import torch
 from flwr.app import ConfigRecord, Message
 from torch import nn
 
-from client_app.app import arguments, build_client
+from client_app.app import Request
 from client_app.client import MODEL
-from client_app.methods.fedcpd import PREFIX, Distillation, contrast_loss, distillation_loss
+from client_app.methods.fedcpd import contrast_loss, distillation_loss
 from client_app.methods.feddfpa import direction_loss, fuse_rows, fusion_coefficients
 from client_app.methods.pfps_lwc import head_norm, recall_loss
 from client_app.methods.ua_pdfl import auxiliary_term, divergence, weighted_mean
 from common.wire import from_record
 from models import CBAM, CrossLayerFusion, initialise
-from strategies.fedcpd import FedCPD
+from strategies.fedcpd import BLOCKS, Distillation, FedCPD
 from strategies.feddfpa import FedDFPA
 from strategies.fedrep import FedRep
-from tests.harness import ON_MLP, Outcome, federate, kept
+from tests.harness import ON_MLP, Outcome, federate, kept, standing
 
 
 def write_images(folder: Path, clients: int, samples: int = 40) -> dict[str, Any]:
@@ -106,8 +106,7 @@ def test_the_historical_extractor_is_that_of_the_last_round_taken_part_in(tmp_pa
     missed = 0
     for node, context in outcome.grid.contexts.items():
         taken_part = kept(context).round
-        client: Any = build_client(context)
-        client.begin(*arguments(last))
+        client = standing(context, last)
         client.receive()
         if not taken_part:
             assert client._historical is None
@@ -124,8 +123,7 @@ def test_the_historical_extractor_is_that_of_the_last_round_taken_part_in(tmp_pa
 def test_recall_moves_the_received_extractor_towards_the_historical_one(tmp_path: Path) -> None:
     outcome = federate(tmp_path, 4, method="pfps-lwc", rounds=2, pfps_lwc__recall_epochs=5)
     message = next(m for m in reversed(outcome.grid.messages) if m.metadata.message_type == "train")
-    client: Any = build_client(outcome.grid.contexts[1000])
-    client.begin(*arguments(message))
+    client = standing(outcome.grid.contexts[1000], message)
     client.receive()
     target = client.training_features(client._historical)
     before = recall_loss(client.training_features(client.model.extractor), target)
@@ -223,7 +221,7 @@ def test_fedcpd_keeps_its_blocks_and_trains_them(tmp_path: Path) -> None:
     keys = write_images(tmp_path / "data", 2)
     first, second = (federate(tmp_path / "runs", 2, method="fedcpd", rounds=n, **keys) for n in (1, 2))
     one, two = (kept(outcome.grid.contexts[1000]).load() for outcome in (first, second))
-    name = f"memory.{PREFIX}fuse_features.smooth.0.weight"
+    name = f"memory.{BLOCKS}.fuse_features.smooth.0.weight"
     # in the first round there is no teacher, so nothing moves the blocks
     assert not torch.equal(one[name], two[name])
     up = {m.metadata.group_id: m for m in second.grid.messages if m.metadata.message_type == "train"}
@@ -308,8 +306,8 @@ def test_feddfpa_sends_the_prototypes_that_it_took_before_training(tmp_path: Pat
         return reply
 
     outcome = federate(tmp_path, method="feddfpa", rounds=1, tamper=tamper)
-    client: Any = build_client(outcome.grid.contexts[1000])
-    client.message = {"num-classes": 10, "head-layers": 1}
+    client: Any = Request(outcome.grid.contexts[1000]).client()
+    client.begin({"num-classes": 10, "head-layers": 1, "round": 1})
     client.model = client.initial_model()
     for name, prototype in client.local_prototypes().items():
         assert np.array_equal(prototype.numpy(), sent[0][name])
@@ -397,7 +395,7 @@ def test_ua_pdfl_below_every_divergence_is_a_decentralised_fedper(tmp_path: Path
         assert len(set(peers)) == 2
         assert node not in peers
         config = relay.told[node, 2][1]
-        own = len(build_client(relay.outcome.grid.contexts[node]).data.train)
+        own = len(Request(relay.outcome.grid.contexts[node]).data.train)
         weights = np.array([own, *config["samples"]], float)
         for name in (n for n in before if n.startswith(("extractor.", "head."))):
             if name.startswith("head."):
@@ -475,7 +473,7 @@ def test_ua_pdfl_cuts_at_the_linear_layers(tmp_path: Path) -> None:
     }
 
 
-def test_a_wish_for_a_peer_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_request_for_a_peer_that_is_not_there_is_refused(tmp_path: Path) -> None:
     def tamper(message: Message, reply: Message) -> Message:
         if message.metadata.message_type == "query.plan" and message.metadata.dst_node_id == 1000:
             reply.content["plan"] = ConfigRecord({"replace": 7, "extractors": [], "heads": []})

@@ -7,13 +7,12 @@ import pytest
 import torch
 from flwr.app import Message
 
-from client_app.app import arguments, build_client
 from client_app.batches import passes
 from client_app.runtime import training_type
 from common.errors import FloretError
 from common.wire import from_record
 from strategies import METHODS
-from tests.harness import ON_MLP, federate, kept
+from tests.harness import ON_MLP, federate, kept, standing
 from tests.test_papers import write_images
 
 CPU = torch.device("cpu")
@@ -46,8 +45,7 @@ def test_training_is_in_bfloat16_and_accuracies_are_not(tmp_path: Path) -> None:
     keys = write_images(tmp_path / "data", 2)
     outcome = federate(tmp_path / "runs", 2, method="fedper", precision="bfloat16", **keys)
     message = next(m for m in reversed(outcome.grid.messages) if m.metadata.message_type == "train")
-    client = build_client(outcome.grid.contexts[message.metadata.dst_node_id])
-    client.begin(*arguments(message))
+    client = standing(outcome.grid.contexts[message.metadata.dst_node_id], message)
     seen: list[torch.dtype] = []
     client.model.extractor[0].register_forward_hook(lambda _, __, output: seen.append(output.dtype))
     batch = next(passes(client.data.train))

@@ -11,7 +11,7 @@ import torch
 from flwr.app import Message
 
 from common.errors import FloretError
-from server_app.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from server_app.checkpoint import Checkpoint, Checkpoints, Mail
 from strategies import METHODS
 from strategies.core import Client
 from tests.harness import ON_MLP, Outcome, federate, kept, timeless
@@ -173,17 +173,20 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
         lineage="x",
         resumed=(2, 5),
         arrays={"a.b": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(3)},
-        strategy={"client/a": np.ones(2, dtype=np.float32)},
+        strategy={"own/a": np.ones(2, dtype=np.float32)},
+        mail={"a/b": Mail(5, lambda: {"w": np.full((2, 2), 3, dtype=np.float32)})},
         clients=[Client("a", 5, 10, 2, 3, "id")],
         about={"num-classes": 10},
         seconds=1.5,
     )
-    write_checkpoint(tmp_path, checkpoint)
-    back, notes = read_checkpoint(tmp_path)
+    Checkpoints(tmp_path).write(checkpoint)
+    back, notes = Checkpoints(tmp_path).read()
     assert notes == []
     assert (back.round, back.lineage, back.resumed, back.clients, back.about, back.seconds) == (
         (7, "x", (2, 5), checkpoint.clients, checkpoint.about, 1.5)
     )
+    assert back.mail["a/b"].round == 5
+    assert back.mail["a/b"].tensors()["w"].tolist() == [[3, 3], [3, 3]]
     for mine, theirs in ((checkpoint.arrays, back.arrays), (checkpoint.strategy, back.strategy)):
         assert mine.keys() == theirs.keys()
         assert all(np.array_equal(mine[name], theirs[name]) for name in mine)

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message, RecordDict
 from safetensors.torch import load_file
 from torch import nn
 
-from client_app.app import client_store, node_config
+from client_app.app import Request
 from client_app.runtime import device_of, given_cpus, in_simulation, use_threads
-from client_app.sgd import Sgd
 from client_app.state import ClientState, ContextStore, FileStore
 from common.config import RunConfig, read_keys
 from common.errors import ConfigError, FloretError
+from common.sgd import Sgd
 from server_app.app import export
 from server_app.federation import Federation
 from strategies.core import Client
@@ -100,11 +100,13 @@ def test_a_run_directory_that_is_on_another_machine_is_said(tmp_path: Path, monk
     monkeypatch.setattr("client_app.app.in_simulation", lambda: True)
     context = LocalGrid(run_config(tmp_path), 1, tmp_path).contexts[1000]
     directory = tmp_path / "elsewhere" / "checkpoints" / "clients"
+    content = RecordDict({"config": ConfigRecord({"session.directory": str(directory)})})
+    message = Message(content, 1000, "train")
     with pytest.raises(FloretError, match=r"elsewhere/checkpoints is not on .* need output-dir on a disk that all"):
-        client_store(context, node_config(context), str(directory))
+        _ = Request(context, message).store
     assert not directory.parent.exists()
     directory.parent.mkdir(parents=True)
-    assert isinstance(client_store(context, node_config(context), str(directory)), FileStore)
+    assert isinstance(Request(context, message).store, FileStore)
 
 
 def test_a_personal_model_of_another_machine_reaches_the_run_directory(

@@ -11,7 +11,7 @@ from flwr.app import RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from client_app.state import ClientState, ContextStore, FileStore, Moment, identity
+from client_app.state import ClientState, ContextStore, FileStore, RoundContext, identity
 from common.errors import FloretError
 
 
@@ -19,8 +19,8 @@ def store(folder: Path) -> FileStore:
     return FileStore.at(folder, "default", "fedper", "a", sync=True)
 
 
-def at(server_round: int, **more: Any) -> Moment:
-    return Moment(**{"lineage": "one", "round": server_round, **more})
+def at(server_round: int, **more: Any) -> RoundContext:
+    return RoundContext(**{"lineage": "one", "round": server_round, **more})
 
 
 def train(folder: Path, server_round: int, **more: Any) -> float:
@@ -31,8 +31,8 @@ def train(folder: Path, server_round: int, **more: Any) -> float:
     return before
 
 
-def value(folder: Path, moment: Moment | None = None) -> float:
-    return float(ClientState(store(folder), moment).load()["w"])
+def value(folder: Path, context: RoundContext | None = None) -> float:
+    return float(ClientState(store(folder), context).load()["w"])
 
 
 def rounds(folder: Path) -> list[int]:
@@ -138,9 +138,9 @@ def test_when_no_version_is_intact_nothing_is_begun_anew_behind_the_users_back(t
     for path in store(tmp_path).directory.glob("*.safetensors"):
         path.write_bytes(b"x")
     before = files(tmp_path)
-    for moment in (None, at(3), at(1, lineage="two")):
+    for context in (None, at(3), at(1, lineage="two")):
         with pytest.raises(FloretError, match="no intact version of the client's state is left"):
-            ClientState(store(tmp_path), moment)
+            ClientState(store(tmp_path), context)
     assert files(tmp_path) == before
     assert ClientState(store(tmp_path), at(1, lineage="two", fresh=True)).load() == {}
 

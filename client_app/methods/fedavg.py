@@ -5,5 +5,3 @@ from client_app.client import FloretClient
 
 class FedAvg(FloretClient):
     """Receives and sends the whole model; what it trained last is its personal model."""
-
-    shares = "model"

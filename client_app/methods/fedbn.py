@@ -5,5 +5,3 @@ from client_app.client import FloretClient
 
 class FedBN(FloretClient):
     """Keeps every batch-normalisation layer, weights and running statistics; shares the rest."""
-
-    shares = "model-without-batch-norm"

@@ -8,6 +8,7 @@ from client_app.batches import Batch, passes
 from client_app.client import FloretClient
 from client_app.prototypes import alignment_loss
 from data import Split
+from strategies.feddfpa import FedDFPAParameters
 
 
 def fusion_coefficients(own: Tensor, received: Tensor, measured: Tensor) -> Tensor:
@@ -46,16 +47,14 @@ def direction_loss(features: Tensor, labels: Tensor, prototypes: Tensor, known: 
 class FedDFPA(FloretClient):
     """Keeps its whole model, and its own prototypes of the last round that it took part in (historical prototypes).
 
-    Receives and sends the head and ``prototype.<class>``. Parameters from the server: the switches ``fusion``,
-    ``align-global``, ``align-historical``, ``own-start``; ``align-reduction`` (``"mean"`` or ``"sum"``),
-    ``historical-weight`` (>= 0).
+    Receives and sends the head and ``prototype.<class>``.
     """
 
-    shares = "head"
+    parameters: FedDFPAParameters
 
     def receive(self) -> None:
         """Fuse the rows of own classes of the received head into the own one."""
-        if self.parameter("fusion"):
+        if self.parameters.fusion:
             self._fuse()
 
     def train(self) -> float:
@@ -70,11 +69,11 @@ class FedDFPA(FloretClient):
         output, _ = self.stages(batch)
         features = output.flatten(1)
         loss = F.cross_entropy(self.model.head(output), batch.y)
-        if self.parameter("align-global"):
-            loss = loss + alignment_loss(features, batch.y, *self._global, str(self.parameter("align-reduction")))
-        if self.parameter("align-historical"):
-            weight = float(self.parameter("historical-weight"))
-            loss = loss + weight * direction_loss(features, batch.y, *self._historical)
+        if self.parameters.align_global:
+            loss = loss + alignment_loss(features, batch.y, *self._global, self.parameters.align_reduction)
+        if self.parameters.align_historical:
+            direction = direction_loss(features, batch.y, *self._historical)
+            loss = loss + self.parameters.historical_weight * direction
         return loss
 
     def upload(self) -> dict[str, Tensor]:

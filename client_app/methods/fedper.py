@@ -5,5 +5,3 @@ from client_app.client import FloretClient
 
 class FedPer(FloretClient):
     """Keeps its head; receives and sends the extractor."""
-
-    shares = "extractor"

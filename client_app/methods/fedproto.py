@@ -8,16 +8,16 @@ from client_app.batches import Batch
 from client_app.client import FloretClient
 from client_app.prototypes import alignment_loss
 from models import SplitModel
+from strategies.fedproto import FedProtoParameters
 
 
 class FedProto(FloretClient):
     """Keeps its whole model; receives and sends ``prototype.<class>``, each (features,) float32.
 
-    Parameters from the server: ``lambda`` (>= 0), the weight of the alignment; ``inference``, ``"prototype"`` (the
-    class of the nearest global prototype, equation 9) or ``"head"``.
+    It predicts the class of the nearest global prototype (equation 9), or what the head says: ``inference``.
     """
 
-    shares = "nothing"
+    parameters: FedProtoParameters
 
     def receive(self) -> None:
         """Remember the global prototypes; they are part of the personal model."""
@@ -32,8 +32,8 @@ class FedProto(FloretClient):
         """Return cross entropy plus the alignment of features to the global prototypes (equation 7)."""
         output, _ = self.stages(batch)
         loss = F.cross_entropy(self.model.head(output), batch.y)
-        weight = float(self.parameter("lambda"))
-        return loss + weight * alignment_loss(output.flatten(1), batch.y, self._prototypes, self._known, "mean")
+        alignment = alignment_loss(output.flatten(1), batch.y, self._prototypes, self._known, "mean")
+        return loss + self.parameters.lambda_ * alignment
 
     def upload(self) -> dict[str, Tensor]:
         """Return the mean feature of each own class after training."""
@@ -42,7 +42,7 @@ class FedProto(FloretClient):
     def serving(self) -> nn.Module:
         """Return the nearest global prototype's class, or the head's answer while there are no prototypes."""
         prototypes, known = self.known_prototypes(self.memory)
-        if self.parameter("inference") == "head" or not known.any():
+        if self.parameters.inference == "head" or not known.any():
             return super().serving()
         return NearestPrototype(self.model, prototypes, known)
 

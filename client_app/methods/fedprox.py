@@ -5,6 +5,7 @@ from torch import Tensor
 
 from client_app.batches import Batch
 from client_app.client import FloretClient
+from strategies.fedprox import FedProxParameters
 
 
 def proximal_term(own: list[Tensor], anchor: list[Tensor], mu: float) -> Tensor:
@@ -13,15 +14,12 @@ def proximal_term(own: list[Tensor], anchor: list[Tensor], mu: float) -> Tensor:
 
 
 class FedProx(FloretClient):
-    """Receives and sends the whole model.
+    """Receives and sends the whole model."""
 
-    Parameters from the server: ``mu`` (>= 0).
-    """
-
-    shares = "model"
+    parameters: FedProxParameters
 
     def loss(self, batch: Batch) -> Tensor:
         """Return cross entropy plus the proximal term."""
         parameters = dict(self.model.named_parameters())
         anchor = [self.received[name] for name in parameters]
-        return super().loss(batch) + proximal_term(list(parameters.values()), anchor, float(self.parameter("mu")))
+        return super().loss(batch) + proximal_term(list(parameters.values()), anchor, self.parameters.mu)

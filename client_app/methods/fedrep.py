@@ -1,21 +1,22 @@
 """FedRep (Collins et al. 2021), client half: first the private head, then the shared extractor."""
 
-from client_app.client import FloretClient
+from client_app.client import FloretClient, Phase
+from strategies.fedrep import FedRepParameters
 
 
 class FedRep(FloretClient):
     """Keeps its head; receives and sends the extractor.
 
-    Parameters from the server: ``head-epochs`` (>= 1), with the extractor frozen; the extractor is then trained for
-    ``local-epochs`` with the head frozen (Algorithm 1). With ``every-batch`` they take turns on every batch instead.
+    The head is trained for ``head-epochs`` with the extractor frozen, then the extractor for ``local-epochs`` with the
+    head frozen (Algorithm 1). With ``every-batch`` they take turns on every batch instead.
     """
 
-    shares = "extractor"
+    parameters: FedRepParameters
 
     def train(self) -> float:
         """Train head, then extractor; return the mean loss of the extractor's steps."""
-        if self.parameter("every-batch"):
-            head, extractor = (list(part.parameters()) for part in (self.model.head, self.model.extractor))
-            return self.run_turns(self.config.local_epochs, [(head, self.loss), (extractor, self.loss)])
-        self.run_epochs(int(self.parameter("head-epochs")), self.model.head.parameters())
+        if self.parameters.every_batch:
+            parts = [Phase(list(part.parameters()), self.loss) for part in (self.model.head, self.model.extractor)]
+            return self.run_alternating(self.config.local_epochs, parts)
+        self.run_epochs(self.parameters.head_epochs, self.model.head.parameters())
         return self.run_epochs(self.config.local_epochs, self.model.extractor.parameters())

@@ -5,5 +5,3 @@ from client_app.client import FloretClient
 
 class Local(FloretClient):
     """Keeps its whole model."""
-
-    shares = "nothing"

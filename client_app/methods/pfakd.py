@@ -6,6 +6,7 @@ from torch import Tensor
 
 from client_app.batches import Batch
 from client_app.client import FloretClient
+from strategies.pfakd import PFAKDParameters
 
 
 def distillation_loss(own: Tensor, received: Tensor, reduction: str) -> Tensor:
@@ -41,32 +42,27 @@ def attention_loss(own: list[Tensor], received: list[Tensor]) -> Tensor:
 
 
 class PFAKD(FloretClient):
-    """Keeps its head; receives and sends the extractor. Extractor and head are trained together.
+    """Keeps its head; receives and sends the extractor. Extractor and head are trained together."""
 
-    Parameters from the server: ``beta`` (>= 0), ``distill-reduction`` (``"mean"`` or ``"sum"``), ``attention-transfer``
-    and its ``attention-weight`` (>= 0).
-    """
-
-    shares = "extractor"
+    parameters: PFAKDParameters
 
     def train(self) -> float:
-        """Train against what the received extractor, frozen, says of each sample; it is asked once a round."""
-        self._beta = float(self.parameter("beta"))
-        self._attention = bool(self.parameter("attention-transfer"))
-        if self._beta:
+        """Train against what the received extractor, frozen, gives for each sample; it is asked once a round."""
+        if self.parameters.beta:
             self._features = self.training_features(self.model.extractor)
-        if self._attention:
+        if self.parameters.attention_transfer:
             teacher = self.frozen_extractor()
-            self._looked = self.teaching(lambda x: [attention_map(m) for m in teacher.stages(x)[1]])
+            self._attended = self.cached_teacher(lambda x: [attention_map(m) for m in teacher.stages(x)[1]])
         return super().train()
 
     def loss(self, batch: Batch) -> Tensor:
         """Return cross entropy + beta * distillation (equation 2), and the attention transfer if it is on."""
         output, maps = self.stages(batch)
         loss = F.cross_entropy(self.model.head(output), batch.y)
-        if self._beta:
-            reduction = str(self.parameter("distill-reduction"))
-            loss = loss + self._beta * distillation_loss(output.flatten(1), self._features[batch.index], reduction)
-        if self._attention:
-            loss = loss + float(self.parameter("attention-weight")) * attention_loss(maps, self._looked(batch))
+        own = self.parameters
+        if own.beta:
+            features = self._features[batch.index]
+            loss = loss + own.beta * distillation_loss(output.flatten(1), features, own.distill_reduction)
+        if own.attention_transfer:
+            loss = loss + own.attention_weight * attention_loss(maps, self._attended(batch))
         return loss

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from client_app.batches import Batch
 from client_app.client import FloretClient
+from strategies.pfps_lwc import PFPSLWCParameters
 
 
 def recall_loss(own: Tensor, historical: Tensor) -> Tensor:
@@ -28,11 +29,10 @@ def head_norm(head: nn.Module) -> Tensor:
 class PFPSLWC(FloretClient):
     """Keeps its head and its **historical extractor**: its own after the last round that it took part in.
 
-    Receives and sends the extractor. Parameters from the server: ``recall``, ``recall-epochs`` (>= 1), ``lightweight``,
-    ``lambda`` (>= 0).
+    Receives and sends the extractor.
     """
 
-    shares = "extractor"
+    parameters: PFPSLWCParameters
 
     def receive(self) -> None:
         """Put the historical extractor aside before the received one takes its place."""
@@ -41,16 +41,16 @@ class PFPSLWC(FloretClient):
 
     def train(self) -> float:
         """Recall (Algorithm 1, lines 4-7), then train extractor and head together (lines 8-12)."""
-        if self.parameter("recall") and self._historical is not None:
+        if self.parameters.recall and self._historical is not None:
             self._target = self.training_features(self._historical)
-            self.run_epochs(int(self.parameter("recall-epochs")), self.model.extractor.parameters(), self._recall)
+            self.run_epochs(self.parameters.recall_epochs, self.model.extractor.parameters(), self._recall)
         return super().train()
 
     def loss(self, batch: Batch) -> Tensor:
         """Return cross entropy, and ``lambda`` times the norm of the head if the head is lightweight."""
         loss = super().loss(batch)
-        if self.parameter("lightweight"):
-            loss = loss + float(self.parameter("lambda")) * head_norm(self.model.head)
+        if self.parameters.lightweight:
+            loss = loss + self.parameters.lambda_ * head_norm(self.model.head)
         return loss
 
     def _recall(self, batch: Batch) -> Tensor:

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from client_app.batches import Batch
 from client_app.client import FloretClient
 from common.seeds import numpy_generator
+from strategies.ua_pdfl import UAPDFLParameters
 
 UNIT, AUXILIARY = "unit", "auxiliary"
 
@@ -43,55 +43,54 @@ class UAPDFL(FloretClient):
     """Keeps its whole model; publishes it with its unit and auxiliary representation after every training.
 
     Receives ``i.unit`` of each peer ``i`` with the question what it wants (``plan``), then ``i.auxiliary`` and the
-    tensors that it asked for, ``i.<name>``. Parameters from the server: ``th``, ``mu`` (>= 0), ``divergence``,
-    ``aux-reduction``, and the switches ``client-dropout``, ``layer-personalization``, ``own-start``.
+    tensors that it asked for, ``i.<name>``.
     """
 
-    shares = "model"
+    parameters: UAPDFLParameters
 
-    def plan(self, parameters: list[np.ndarray], config: dict[str, Any]) -> dict[str, Any]:
+    def plan(self) -> dict[str, Any]:
         """Say what is wanted of the peers (Algorithm 2, lines 9-19).
 
         Returns:
             ``replace``: the peer whose model takes the place of the own one, or -1; else ``extractors`` and ``heads``:
             the peers whose extractor and whose head are averaged with the own ones.
         """
-        self.begin(parameters, config)
         own, _ = self.representations()
-        kind, th = str(self.parameter("divergence")), float(self.parameter("th"))
-        apart = [float(divergence(own, self.received[f"{i}.{UNIT}"], kind)) for i in range(len(self.received))]
-        if self.parameter("client-dropout") and all(value <= th for value in apart):
-            generator = numpy_generator(self.config.seed, "dropout", self.setting.name, config["round"])
+        peers, th = self.peers(), self.parameters.th
+        apart = [float(divergence(own, peers[i][UNIT], self.parameters.divergence)) for i in range(len(peers))]
+        if self.parameters.client_dropout and all(value <= th for value in apart):
+            generator = numpy_generator(self.config.seed, "dropout", self.setting.name, self.message["round"])
             return {"replace": int(generator.integers(len(apart))), "extractors": [], "heads": []}
-        if not self.parameter("layer-personalization"):
+        if not self.parameters.layer_personalization:
             return {"replace": -1, "extractors": [], "heads": []}
         near = [i for i, value in enumerate(apart) if value < th]
         return {"replace": -1, "extractors": list(range(len(apart))), "heads": near}
 
     def receive(self) -> None:
         """Take one peer's model, or average extractors and heads with those that came."""
-        auxiliaries = [tensor for name, tensor in self.received.items() if name.endswith(f".{AUXILIARY}")]
+        peers = self.peers()
+        auxiliaries = [tensors[AUXILIARY] for tensors in peers.values() if AUXILIARY in tensors]
         _, own = self.representations()
         self._average = torch.stack([own, *auxiliaries]).mean(0) if auxiliaries else None
         replace, samples = self.message["replace"], self.message["samples"]
         mine = self.model.state_dict()
         for name in self.shared_names():
-            peers = {i: self.received[f"{i}.{name}"] for i in range(len(samples)) if f"{i}.{name}" in self.received}
+            theirs = {i: tensors[name] for i, tensors in peers.items() if name in tensors}
             if replace >= 0:
-                mine[name].copy_(peers[replace])
-            elif peers:
-                weights = [len(self.data.train), *(samples[i] for i in peers)]
-                mine[name].copy_(weighted_mean([mine[name], *peers.values()], weights))
+                mine[name].copy_(theirs[replace])
+            elif theirs:
+                weights = [len(self.data.train), *(samples[i] for i in theirs)]
+                mine[name].copy_(weighted_mean([mine[name], *theirs.values()], weights))
 
     def loss(self, batch: Batch) -> Tensor:
         """Return cross entropy plus ``mu`` times the auxiliary term (equation 12), the latter under current weights."""
         loss = super().loss(batch)
-        mu = float(self.parameter("mu"))
+        mu = self.parameters.mu
         if mu and self._average is not None:
             self.model.extractor.eval()
             own = self.model.features(self._unit_tensor())[0]
             self.model.extractor.train()
-            loss = loss + mu * auxiliary_term(own, self._average, str(self.parameter("aux-reduction")))
+            loss = loss + mu * auxiliary_term(own, self._average, self.parameters.aux_reduction)
         return loss
 
     def upload(self) -> dict[str, Tensor]:

@@ -1,22 +1,30 @@
-"""What every server half is built on: the base strategy, the roster of clients, the aggregate."""
+"""What every server half is built on: the base strategy, what both halves share, the roster, the aggregate."""
 
-from strategies.core.aggregate import WeightedMean
-from strategies.core.base import FloretStrategy, Report, StrategySetting, TensorSpec
-from strategies.core.exchange import exchange, find_by_node, in_flight, in_simulation
+from strategies.core.aggregate import Aggregate, WeightedMean
+from strategies.core.base import ClientResult, FloretStrategy, RefusedError, StrategySetting
+from strategies.core.exchange import find_by_node, in_flight, in_simulation, send_and_receive
+from strategies.core.method import Method, Network, Setup, keys_of
+from strategies.core.post_office import PostOffice
 from strategies.core.roster import Client, Roster
 from strategies.core.session import Session
 
 __all__ = [
+    "Aggregate",
     "Client",
+    "ClientResult",
     "FloretStrategy",
-    "Report",
+    "Method",
+    "Network",
+    "PostOffice",
+    "RefusedError",
     "Roster",
     "Session",
+    "Setup",
     "StrategySetting",
-    "TensorSpec",
     "WeightedMean",
-    "exchange",
     "find_by_node",
     "in_flight",
     "in_simulation",
+    "keys_of",
+    "send_and_receive",
 ]

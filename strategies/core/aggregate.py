@@ -1,13 +1,24 @@
-"""Aggregation that holds one mean, however many replies there are."""
+"""Aggregation: many replies become one, in the memory of one."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 
-from common.wire import NamedArrays
+from common.tensors import NamedArrays
 
 # Elements that are folded at a time, so that what is written in between stays in the cache.
 _CHUNK = 1 << 15
+
+
+class Aggregate(Protocol):
+    """Takes replies one at a time, in the order of the roster; a new one is made for every round."""
+
+    def add(self, arrays: Mapping[str, np.ndarray], weight: float) -> None:
+        """Take in the tensors of one client, floating point, with ``weight`` > 0."""
+
+    def result(self) -> NamedArrays:
+        """Return one tensor for each name that any client sent, in the type that it came in."""
 
 
 class WeightedMean:

@@ -2,21 +2,24 @@
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from common.config import RunConfig, key_of
 from common.errors import ConfigError, FloretError, one_line
+from common.filters import Filter, Payload, filtered
 from common.seeds import numpy_generator
-from common.wire import NamedArrays, empty, find_record, from_record, payload_bytes, to_record, views
-from models import Head, Part, SplitModel, feature_width, tensor_names
-from strategies.core.aggregate import WeightedMean
+from common.tensors import NamedArrays
+from common.wire import empty, find_record, pack, packed_again, payload_bytes, to_record, unpack, views
+from strategies.core.aggregate import Aggregate, WeightedMean
+from strategies.core.exchange import send_and_receive
+from strategies.core.method import Method, Setup
+from strategies.core.post_office import PostOffice
 from strategies.core.roster import Client, Roster
 from strategies.core.session import Session
 
@@ -28,16 +31,7 @@ LEEWAY = 60.0
 
 
 @dataclass(frozen=True)
-class TensorSpec:
-    """What a tensor of a reply must look like; an optional one may be missing."""
-
-    shape: tuple[int, ...]
-    dtype: str = "float32"
-    optional: bool = False
-
-
-@dataclass(frozen=True)
-class Report:
+class ClientResult:
     """What the server knows of one client's part in a round.
 
     ``metrics`` are the client's own: accuracies ``before.test``, ``after.validation`` and so on in [0, 1], ``loss``,
@@ -53,66 +47,69 @@ class Report:
 
 @dataclass(frozen=True)
 class StrategySetting:
-    """What a strategy works with: the run config, the method's parameters, the initial model and where it is cut, the
-    known clients, what messages say of the run.
+    """What a strategy works with.
+
+    Attributes:
+        setup: config, parameters and the initial model, as its clients have them.
+        roster: the known clients.
+        session: what messages say of the run.
+        aggregate: makes the aggregate of a round.
+        filters: what a client sent passes them, in order, before it is aggregated.
     """
 
-    config: RunConfig
-    parameters: Any
-    model: SplitModel
-    head_layers: int
-    input_shape: tuple[int, ...]
+    setup: Setup
     roster: Roster
     session: Session
+    aggregate: Callable[[], Aggregate] = WeightedMean
+    filters: tuple[Filter, ...] = ()
 
 
 class RefusedError(FloretError):
     """A reply that the round goes on without; the message is the reason."""
 
 
-class FloretStrategy(Strategy):
+class FloretStrategy(Method, Strategy):
     """A Flower Strategy for methods that share a part of the model.
 
-    A method's server half derives from this class and says how it differs: by the class attributes alone, or by
-    overriding ``initial_arrays``, ``expected``, ``weight``, ``check``, ``fold`` and its two neighbours, or
-    ``configure_train``.
+    A method's server half derives from this class and says how it differs: by the class attributes alone, by the class
+    methods of ``Method``, which its client half uses as well, or by overriding the methods below.
 
     Attributes:
-        shares: the part of the model that travels; the client half has the same attribute.
-        head: where the model is cut while ``head-layers`` is 0: the head is the ``"last"`` layer, or all the
-            ``"linear"`` layers at the end.
         weighted: whether a client counts by its number of training samples in the aggregate, or all count the same.
         serves_global: whether the global model itself is what a client uses; then clients that did not take part are
             sent it for evaluation.
-        Parameters: a frozen dataclass of the method's own keys, or None.
-        reports: what each client did in this round, by name, in roster order.
+        relays: whether what clients send is kept in ``post`` for others.
+        parameters: the method's own.
+        arrays: the global tensors of this round, to read.
+        post: what each client sent last, before this round.
+        results: what each client did in this round, by name, in roster order.
         refused: client and reason of each reply that this round went on without.
         notes: client and line of whatever clients reported besides, such as a damaged file.
     """
 
-    shares: ClassVar[Part] = "model"
-    head: ClassVar[Head] = "last"
     weighted: ClassVar[bool] = True
     serves_global: ClassVar[bool] = False
-    Parameters: ClassVar[type | None] = None
+    relays: ClassVar[bool] = False
 
     def __init__(self, setting: StrategySetting) -> None:
-        self.config = setting.config
-        self.head_layers = setting.head_layers
-        self.parameters = setting.parameters
-        self.model = setting.model
-        self.input_shape = setting.input_shape
+        self.setup = setting.setup
+        self.config = setting.setup.config
+        self.parameters = setting.setup.parameters
+        self.model = setting.setup.model
         self.roster = setting.roster
         self.session = setting.session
-        self.reports: dict[str, Report] = {}
+        self.arrays: NamedArrays = {}
+        self.results: dict[str, ClientResult] = {}
         self.refused: list[tuple[str, str]] = []
         self.notes: list[tuple[str, str]] = []
+        self._new_aggregate, self._filters = setting.aggregate, setting.filters
+        self._aggregate = self._new_aggregate()
         self._asked: dict[str, int] = {}
         self._silent: set[str] = set()
-        self._arrays: NamedArrays = {}
-        self._mean = WeightedMean()
+        self._record, self._packed = ArrayRecord(), ArrayRecord()
         self.check()
-        self._expected = self.expected()
+        self._uplink, self._downlink = self.uplink(self.setup), self.downlink(self.setup)
+        self.post = PostOffice(self._uplink, self.config.wire)
 
     # What a method may override
 
@@ -124,51 +121,79 @@ class FloretStrategy(Strategy):
         """
 
     def initial_arrays(self) -> NamedArrays:
-        """Return what the first round sends: the shared part of the initial model."""
+        """Return the global tensors before the first round: the shared part of the initial model and networks."""
         tensors = self.model.state_dict()
-        return {name: tensors[name].numpy() for name in self.shared_names()}
+        arrays = {name: tensors[name].numpy() for name in self.setup.tensor_names(self.shares)}
+        for name, network in self.networks(self.setup).items():
+            if network.shared:
+                own = network.new(self.config.seed, name).state_dict()
+                arrays |= {f"{name}.{n}": t.numpy() for n, t in own.items() if f"{name}.{n}" in self._uplink}
+        return arrays
 
-    def expected(self) -> dict[str, TensorSpec]:
-        """Return what a client sends, by name: the shared part of the model."""
-        tensors = self.model.state_dict()
-        return {name: TensorSpec(tuple(tensors[name].shape)) for name in self.shared_names()}
+    def sample(self, server_round: int) -> list[Client]:
+        """Draw round(participation * clients), at least one and ``min-replies``, without replacement, of those that are
+        there; roster order.
+        """
+        clients = self.roster.present()
+        wanted = max(1, round(self.config.participation * len(clients)), self.config.min_replies)
+        generator = numpy_generator(self.config.seed, "sampling", server_round)
+        drawn = generator.choice(len(clients), size=min(wanted, len(clients)), replace=False)
+        return [clients[place] for place in sorted(drawn)]
+
+    def prepare(self, server_round: int, clients: list[Client], grid: Grid) -> list[Client]:
+        """Make ready what the sampled ``clients`` are sent, perhaps after asking them; return those that are."""
+        return clients
+
+    def payload(self, client: Client, server_round: int) -> Mapping[str, np.ndarray | Array]:
+        """Return the tensors that ``client`` is sent for training: the global ones.
+
+        What ``self.post.forward`` returns may be among them.
+        """
+        return self.arrays
+
+    def evaluation_payload(self, client: Client, server_round: int) -> Mapping[str, np.ndarray | Array]:
+        """Return the tensors that ``client``, which did not take part in this round, is sent for evaluation.
+
+        The global ones if they are the model that clients use, else nothing: it measures its own.
+        """
+        return self.arrays if self.serves_global else {}
+
+    def instructions(self, client: Client, server_round: int) -> dict[str, Any]:
+        """Return scalars and lists of scalars that ``client`` is sent beside the tensors for training."""
+        return {}
 
     def weight(self, samples: int) -> float:
         """Return the weight of a client with ``samples`` training samples in the aggregate."""
         return float(samples) if self.weighted else 1.0
 
     def begin_round(self) -> None:
-        """Forget what was folded; called before the first reply of a round."""
-        self._mean = WeightedMean()
+        """Make ready to take in what clients send; called before the first reply of a round."""
+        self._aggregate = self._new_aggregate()
 
-    def fold(self, client: Client, arrays: NamedArrays, samples: int) -> None:
-        """Take in what a client sent, after it was checked against ``expected``: add it to the mean."""
-        self._mean.add(arrays, self.weight(samples))
+    def accumulate(self, client: Client, arrays: NamedArrays, samples: int) -> None:
+        """Take in what a client sent, after it was checked against ``uplink``: add it to the aggregate."""
+        self._aggregate.add(arrays, self.weight(samples))
 
-    def finish_round(self) -> NamedArrays:
-        """Return the new global arrays; called if there were enough good replies.
+    def aggregate(self) -> NamedArrays:
+        """Return the new global tensors; called if there were enough good replies.
 
         A tensor that no client sent this round stays as it was.
         """
-        return self._arrays | self._mean.result()
+        return self.arrays | self._aggregate.result()
 
-    def kept(self) -> NamedArrays:
-        """Return what this strategy remembers from round to round besides the global arrays, for a checkpoint."""
+    def state_dict(self) -> NamedArrays:
+        """Return what this strategy remembers from round to round besides ``arrays`` and ``post``, for a checkpoint."""
         return {}
 
-    def restore(self, arrays: NamedArrays) -> None:
-        """Take back what ``kept`` returned."""
-
-    def shared_names(self) -> list[str]:
-        """Return the names of the model's tensors that travel."""
-        return tensor_names(self.model, self.shares, self.config.batch_norm)
+    def load_state_dict(self, arrays: NamedArrays) -> None:
+        """Take back what ``state_dict`` returned."""
 
     # Flower's Strategy
 
     def summary(self) -> None:
         """Log what is run."""
         arrays = self.initial_arrays()
-        size = sum(array.nbytes for array in arrays.values()) / 1e6
+        size = payload_bytes(pack(arrays, self._downlink, self.config.wire)) / 1e6
         log.info(
             "%s: %d clients, %d tensors (%.3f MB) to each", self.config.method, len(self.roster), len(arrays), size
         )
@@ -176,20 +201,21 @@ class FloretStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Draw this round's clients and return a message for each, with the same arrays.
+        """Draw this round's clients and return a message for each, made when it is asked for.
 
-        The config carries ``round``, ``lr`` of this round, ``num-classes`` and the method's parameters.
+        The config carries ``round``, ``lr`` of this round, ``num-classes``, ``head-layers``, what the session says and
+        the method's ``instructions``.
         """
-        self.start_round(from_record(arrays))
-        return [
-            self.message(client, MessageType.TRAIN, arrays, server_round, config)
-            for client in self.sample(server_round)
-        ]
+        self.start_round(arrays)
+        clients = self.prepare(server_round, self.sample(server_round), grid)
+        for client in clients:
+            self._asked.setdefault(client.name, 0)
+        return self._messages(clients, MessageType.TRAIN, server_round, config)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check replies one by one and fold the good ones into the aggregate as they come.
+        """Check replies one by one and take the good ones into the aggregate as they come.
 
         With fewer than ``min-replies`` good replies nothing changes.
 
@@ -197,45 +223,42 @@ class FloretStrategy(Strategy):
             The new global arrays, or None if nothing changed; and the means over clients of what they measured.
         """
         self.begin_round()
+        self.post.forget_round()
         for client, message in self.answered(replies):
             try:
-                record, arrays, samples, metrics = self._read(message)
-            except RefusedError as reason:
+                self._take(client, message, server_round)
+            except FloretError as reason:
                 self.refuse(client, str(reason))
-                continue
-            up = sum(array.nbytes for array in arrays.values())
-            self.reports[client.name] = Report(client, True, metrics, up, self._asked.pop(client.name))
-            self.fold(client, arrays, samples)
-            # Gone before the next one comes: Flower's records refer to themselves, so the garbage collector would let
-            # several replies pile up.
-            empty(record)
-            del message, record, arrays
+            del message
         self.refuse_silent()
-        if len(self.reports) < self.config.min_replies:
+        if len(self.results) < self.config.min_replies:
             log.warning(
                 "Round %d changes nothing: %d good replies, min-replies = %d",
                 server_round,
-                len(self.reports),
+                len(self.results),
                 self.config.min_replies,
             )
             return None, self._means()
-        return to_record(self.finish_round()), self._means()
+        self.post.end_round()
+        self._set_arrays(to_record(self.aggregate()))
+        return self._record, self._means()
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return a message for each client that did not take part in this round, but for those that were asked and did
-        not answer; without arrays, unless they are the model that clients use.
+        not answer.
         """
-        sent = arrays if self.serves_global else ArrayRecord()
-        known = self.reports.keys() | self._silent
+        known = self.results.keys() | self._silent
         absent = [client for client in self.roster.present() if client.name not in known]
-        return [self.message(client, MessageType.EVALUATE, sent, server_round, config) for client in absent]
+        for client in absent:
+            self._asked.setdefault(client.name, 0)
+        return self._messages(absent, MessageType.EVALUATE, server_round, config)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Take down what clients measured; return the means over all that measured anything this round.
 
-        A client that has no model to measure yet is not in the reports.
+        A client that has no model to measure yet is not in the results.
         """
         for client, message in self.answered(replies):
             try:
@@ -245,32 +268,48 @@ class FloretStrategy(Strategy):
                 continue
             down = self._asked.pop(client.name)
             if any(name.startswith(("before.", "after.")) for name in metrics):
-                self.reports[client.name] = Report(client, False, metrics, 0, down)
+                self.results[client.name] = ClientResult(client, False, metrics, 0, down)
         self.refuse_silent()
         order = {client.name: place for place, client in enumerate(self.roster)}
-        self.reports = dict(sorted(self.reports.items(), key=lambda item: order[item[0]]))
+        self.results = dict(sorted(self.results.items(), key=lambda item: order[item[0]]))
         return self._means()
 
     # What methods use
 
-    def start_round(self, arrays: NamedArrays) -> None:
+    def ask(
+        self, questions: Mapping[str, Mapping[str, np.ndarray | Array]], server_round: int, grid: Grid
+    ) -> Iterator[tuple[Client, Mapping[str, Any]]]:
+        """Send clients a question, to be called in ``prepare``, and yield each with what its ``plan`` returned.
+
+        Who fails, or does not answer within ``round-timeout``, is refused for this round.
+
+        Args:
+            questions: by the client's name, the tensors that it is sent.
+            server_round: the present round.
+            grid: what messages go through.
+        """
+        kind = f"{MessageType.QUERY}.plan"
+        for name in questions:
+            self._asked.setdefault(name, 0)
+        messages = (
+            self._message(self.roster[name], kind, self._pack(tensors), server_round, ConfigRecord())
+            for name, tensors in questions.items()
+        )
+        waiting = set(questions)
+        for client, reply in self.answered(send_and_receive(grid, messages, self.config.round_timeout)):
+            waiting.discard(client.name)
+            try:
+                yield client, self._answer(reply, "plan")
+            except FloretError as reason:
+                self.refuse(client, str(reason))
+        for name in questions:
+            if name in waiting:
+                self.refuse(self.roster[name], f"no plan within round-timeout = {self.config.round_timeout:g} s")
+
+    def start_round(self, arrays: ArrayRecord) -> None:
         """Begin a round with the global ``arrays``: nobody was asked, nobody refused."""
-        self.reports, self.refused, self.notes, self._asked, self._silent = {}, [], [], {}, set()
-        self._arrays = arrays
-
-    def is_asked(self, name: str) -> bool:
-        """Return whether the client of this name was asked in this round and did not answer yet."""
-        return name in self._asked
-
-    def feature_width(self) -> int:
-        """Return the number of features that the extractor gives."""
-        return feature_width(self.model, self.input_shape)
-
-    def prototype_specs(self) -> dict[str, TensorSpec]:
-        """Return ``prototype.<class>``, (features,), for every class, all optional."""
-        width = self.feature_width()
-        classes = self.model.classifier.out_features
-        return {f"prototype.{c}": TensorSpec((width,), optional=True) for c in range(classes)}
+        self.results, self.refused, self.notes, self._asked, self._silent = {}, [], [], {}, set()
+        self._set_arrays(arrays)
 
     def need_stages(self, setting: str) -> None:
         """Refuse ``setting`` for an extractor without convolutional stages.
@@ -283,46 +322,6 @@ class FloretStrategy(Strategy):
                 f"{setting}: the extractor of model {self.config.model!r} has no convolutional stage; "
                 "use a convolutional model, or switch it off"
             )
-
-    def sample(self, server_round: int) -> list[Client]:
-        """Draw round(participation * clients), at least one and ``min-replies``, without replacement, of those that are
-        there; roster order.
-        """
-        clients = self.roster.present()
-        wanted = max(1, round(self.config.participation * len(clients)), self.config.min_replies)
-        generator = numpy_generator(self.config.seed, "sampling", server_round)
-        drawn = generator.choice(len(clients), size=min(wanted, len(clients)), replace=False)
-        return [clients[place] for place in sorted(drawn)]
-
-    def message(
-        self, client: Client, kind: str, arrays: ArrayRecord, server_round: int, config: ConfigRecord
-    ) -> Message:
-        """Return a message to ``client`` that expects an answer, and count its bytes as sent in this round.
-
-        The config gets ``round``, ``lr`` of this round, ``num-classes``, ``head-layers``, what the session says and the
-        method's parameters.
-        """
-        own = {}
-        if self.parameters is not None:
-            own = {
-                f"{self.config.method}.{key_of(item.name)}": getattr(self.parameters, item.name)
-                for item in fields(self.parameters)
-            }
-        scalars = ConfigRecord(
-            {
-                **config,
-                "round": server_round,
-                "lr": self.config.lr * self.config.lr_decay ** (server_round - 1),
-                "num-classes": self.model.classifier.out_features,
-                "head-layers": self.head_layers,
-                **self.session.scalars(),
-                **own,
-            }
-        )
-        self._asked[client.name] = self._asked.get(client.name, 0) + payload_bytes(arrays)
-        content = RecordDict({"arrays": arrays, "config": scalars})
-        ttl = self.config.round_timeout + LEEWAY
-        return Message(content, client.node_id, kind, ttl=ttl, group_id=str(server_round))
 
     def answered(self, replies: Iterable[Message]) -> Iterable[tuple[Client, Message]]:
         """Yield the replies of clients that were asked, each with its client."""
@@ -347,19 +346,73 @@ class FloretStrategy(Strategy):
             self._silent.add(name)
             self.refuse(self.roster[name], f"no answer within round-timeout = {self.config.round_timeout:g} s")
 
-    def said(self, message: Message, name: str) -> Mapping[str, Any]:
-        """Return the config record ``name`` of a reply.
+    # Messages and replies
+
+    def _set_arrays(self, record: ArrayRecord) -> None:
+        """Take the global tensors; what is sent of them is packed when the first client is sent them."""
+        self.arrays = views(record)
+        self._record, self._packed = record, ArrayRecord()
+
+    def _pack(self, tensors: Mapping[str, np.ndarray | Array]) -> ArrayRecord:
+        """Return tensors as they travel; the global ones are packed once a round, for all."""
+        if tensors is not self.arrays:
+            return pack(tensors, self._downlink, self.config.wire)
+        if len(self._packed) != len(self._record):
+            self._packed = packed_again(self._record, self.arrays, self._downlink, self.config.wire)
+        return self._packed
+
+    def _messages(self, clients: list[Client], kind: str, server_round: int, config: ConfigRecord) -> Iterator[Message]:
+        for client in clients:
+            train = kind == MessageType.TRAIN
+            tensors = self.payload(client, server_round) if train else self.evaluation_payload(client, server_round)
+            own = self.instructions(client, server_round) if train else {}
+            yield self._message(client, kind, self._pack(tensors), server_round, ConfigRecord({**config, **own}))
+
+    def _message(
+        self, client: Client, kind: str, arrays: ArrayRecord, server_round: int, config: ConfigRecord
+    ) -> Message:
+        """Return a message to ``client`` that expects an answer, and count its bytes as sent in this round."""
+        scalars = ConfigRecord(
+            {
+                **config,
+                "round": server_round,
+                "lr": self.config.lr * self.config.lr_decay ** (server_round - 1),
+                "num-classes": self.setup.classes,
+                "head-layers": self.setup.head_layers,
+                **self.session.scalars(),
+            }
+        )
+        self._asked[client.name] += payload_bytes(arrays)
+        content = RecordDict({"arrays": arrays, "config": scalars})
+        ttl = self.config.round_timeout + LEEWAY
+        return Message(content, client.node_id, kind, ttl=ttl, group_id=str(server_round))
+
+    def _take(self, client: Client, message: Message, server_round: int) -> None:
+        """Check a reply to a training message and take it into the aggregate.
 
         Raises:
-            RefusedError: the client failed, or there is none.
+            FloretError: the client failed, the reply is not what ``uplink`` says, or a filter refuses it.
         """
-        self._check_answer(message)
-        record = find_record(message.content, name, ConfigRecord)
+        metrics = self._metrics(message)
+        samples = metrics.get("num-examples")
+        if type(samples) is not int or samples < 1:
+            raise RefusedError(f"num-examples is {samples}, not a positive whole number")
+        record = find_record(message.content, "arrays", ArrayRecord)
         if record is None:
-            raise RefusedError(f"the reply has no {name}")
-        return record
-
-    # The house
+            raise RefusedError("the reply has no arrays")
+        arrays = unpack(record, self._uplink, self.config.wire)
+        up = payload_bytes(record)
+        payload = filtered(
+            Payload(MessageType.TRAIN, client.name, server_round, arrays, samples, metrics), self._filters
+        )
+        self.results[client.name] = ClientResult(client, True, metrics, up, self._asked.pop(client.name))
+        if self.relays:
+            kept = record if payload.tensors is arrays else pack(payload.tensors, self._uplink, self.config.wire)
+            self.post.put(client.name, server_round, kept)
+        self.accumulate(client, payload.tensors, payload.samples)
+        # Gone before the next one comes: Flower's records refer to themselves, so the garbage collector would let
+        # several replies pile up.
+        empty(record)
 
     def _take_notes(self, client: Client, message: Message) -> None:
         record = None if message.has_error() else find_record(message.content, "notes", ConfigRecord)
@@ -374,6 +427,18 @@ class FloretStrategy(Strategy):
         error = find_record(message.content, "error", ConfigRecord)
         if error is not None:
             raise RefusedError(str(error.get("reason", "an error without a reason")))
+
+    def _answer(self, message: Message, name: str) -> Mapping[str, Any]:
+        """Return the config record ``name`` of a reply.
+
+        Raises:
+            RefusedError: the client failed, or there is none.
+        """
+        self._check_answer(message)
+        record = find_record(message.content, name, ConfigRecord)
+        if record is None:
+            raise RefusedError(f"the reply has no {name}")
+        return record
 
     def _metrics(self, message: Message) -> dict[str, float]:
         """Return a reply's metrics.
@@ -391,39 +456,7 @@ class FloretStrategy(Strategy):
                 raise RefusedError(f"metric {name} is {value}, not a finite number")
         return metrics  # type: ignore[return-value]
 
-    def _read(self, message: Message) -> tuple[ArrayRecord, NamedArrays, int, dict[str, float]]:
-        """Return a reply's arrays, as they came and to read in place, its number of samples and its metrics.
-
-        Raises:
-            RefusedError: the client failed, or the reply is not what ``expected`` says.
-        """
-        metrics = self._metrics(message)
-        samples = metrics.get("num-examples")
-        if type(samples) is not int or samples < 1:
-            raise RefusedError(f"num-examples is {samples}, not a positive whole number")
-        record = find_record(message.content, "arrays", ArrayRecord)
-        if record is None:
-            raise RefusedError("the reply has no arrays")
-        try:
-            arrays = views(record)
-        except (ValueError, TypeError, EOFError) as error:
-            raise RefusedError(f"an array cannot be read: {error}") from error
-        for name, spec in self._expected.items():
-            if name not in arrays and not spec.optional:
-                raise RefusedError(f"tensor {name} is missing")
-        for name, array in arrays.items():
-            if name not in self._expected:
-                raise RefusedError(f"tensor {name} is unknown")
-            spec = self._expected[name]
-            if array.shape != spec.shape or array.dtype != spec.dtype:
-                raise RefusedError(
-                    f"tensor {name} is {array.dtype} {array.shape}, it must be {spec.dtype} {spec.shape}"
-                )
-            if not np.isfinite(array).all():
-                raise RefusedError(f"tensor {name} is not finite")
-        return record, arrays, samples, metrics
-
     def _means(self) -> MetricRecord:
-        names = sorted({name for report in self.reports.values() for name in report.metrics} - {"num-examples"})
-        values = {name: [r.metrics[name] for r in self.reports.values() if name in r.metrics] for name in names}
+        names = sorted({name for result in self.results.values() for name in result.metrics} - {"num-examples"})
+        values = {name: [r.metrics[name] for r in self.results.values() if name in r.metrics] for name in names}
         return MetricRecord({name: float(np.mean(column)) for name, column in values.items()})

@@ -56,7 +56,7 @@ def in_flight() -> int:
     return max(_LEAST, _FOR_A_CPU * int(cpus))
 
 
-def exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterator[Message]:
+def send_and_receive(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterator[Message]:
     """Send ``messages`` and yield each reply, in the order of the messages, so that folding them is deterministic.
 
     Only the next reply is fetched; later ones that are there already wait where they are and take no memory here. In
@@ -65,13 +65,13 @@ def exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterato
 
     Args:
         grid: Flower's grid.
-        messages: what is sent.
+        messages: what is sent; taken when there is room on the way, on real nodes all at once.
         timeout: seconds from now after which no reply is waited for; those that are there by then are still yielded.
     """
     simulated = in_simulation(grid)
     pause, ahead = (0.01, in_flight()) if simulated else (0.1, None)
     deadline = time.monotonic() + timeout
-    unsent = iter(list(messages))
+    unsent = iter(messages)
     sent = _push(grid, islice(unsent, ahead))
     while sent:
         message, message_id = sent.popleft()

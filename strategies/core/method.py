@@ -1,0 +1,148 @@
+"""What both halves of a method agree on: its parameters, what travels, where the model is cut, its other networks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from common.config import RunConfig, key_of, read_keys
+from common.seeds import torch_generator
+from common.tensors import Specs, TensorSpec
+from models import Head, Part, SplitModel, initialise, output_widths, tensor_names
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network beside the model; ``build`` makes it, its weights are drawn afterwards.
+
+    A ``shared`` one begins with the same weights everywhere and travels like the shared part of the model; one that is
+    not begins with weights of the client's own and never leaves it.
+    """
+
+    build: Callable[[], nn.Module]
+    shared: bool
+
+    def new(self, seed: int, name: str, client: str = "") -> nn.Module:
+        """Return the network ``name`` with its first weights: those of everybody, or of this client if not shared."""
+        network = self.bare()
+        purpose = ("network", name) if self.shared else (name, client)
+        initialise(network, torch_generator(seed, *purpose))
+        return network
+
+    def bare(self) -> nn.Module:
+        """Return the network with any weights."""
+        # Constructors of layers draw from the global generator, which is put back.
+        with torch.random.fork_rng(devices=[]):
+            return self.build()
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What both halves know of a run; ``head_layers`` is how many of the last layers are the head."""
+
+    config: RunConfig
+    parameters: Any
+    model: SplitModel
+    head_layers: int
+    input_shape: tuple[int, ...]
+
+    @property
+    def classes(self) -> int:
+        """The number of classes that the model tells apart."""
+        return self.model.classifier.out_features
+
+    @property
+    def features(self) -> int:
+        """The number of features that the extractor gives for a sample."""
+        return self._widths[0]
+
+    @property
+    def stage_channels(self) -> list[int]:
+        """The number of channels of each convolutional stage of the extractor."""
+        return self._widths[1]
+
+    @cached_property
+    def _widths(self) -> tuple[int, list[int]]:
+        return output_widths(self.model, self.input_shape)
+
+    def tensor_names(self, part: Part) -> list[str]:
+        """Return the names of the tensors of a part of the model that may travel."""
+        return tensor_names(self.model, part, self.config.batch_norm)
+
+    def tensors(self, part: Part) -> dict[str, TensorSpec]:
+        """Return what the tensors of a part of the model look like."""
+        return specs_of(self.model, self.tensor_names(part))
+
+    def prototypes(self) -> dict[str, TensorSpec]:
+        """Return ``prototype.<class>``, (features,), for every class, all optional."""
+        return {f"prototype.{c}": TensorSpec((self.features,), optional=True) for c in range(self.classes)}
+
+
+class Method:
+    """The part of a strategy that its client half uses as well: class attributes and class methods, no state.
+
+    Attributes:
+        shares: the part of the model that travels; everything else is private to the client.
+        head: where the model is cut while ``head-layers`` is 0: the head is the ``"last"`` layer, or all the
+            ``"linear"`` layers at the end.
+        Parameters: a frozen dataclass of the method's own keys, or None.
+    """
+
+    shares: ClassVar[Part] = "model"
+    head: ClassVar[Head] = "last"
+    Parameters: ClassVar[type | None] = None
+
+    @classmethod
+    def networks(cls, setup: Setup) -> dict[str, Network]:
+        """Return the networks beside the model; their tensors are called ``<name>.<tensor>``."""
+        return {}
+
+    @classmethod
+    def uplink(cls, setup: Setup) -> Specs:
+        """Return what a client sends after training: the shared part of the model and of the other networks."""
+        return setup.tensors(cls.shares) | cls.shared_networks(setup)
+
+    @classmethod
+    def downlink(cls, setup: Setup) -> Specs:
+        """Return what a client may receive, for training or evaluation: what it sends.
+
+        ``<number>.<name>`` may come wherever ``<name>`` may: a peer's tensor.
+        """
+        return cls.uplink(setup)
+
+    @classmethod
+    def shared_networks(cls, setup: Setup) -> dict[str, TensorSpec]:
+        """Return what the tensors of the shared networks look like."""
+        specs: dict[str, TensorSpec] = {}
+        for name, network in cls.networks(setup).items():
+            if network.shared:
+                module = network.bare()
+                specs |= specs_of(module, tensor_names(module, "model", setup.config.batch_norm), f"{name}.")
+        return specs
+
+    @classmethod
+    def read_parameters(cls, method: str, values: dict[str, Any]) -> Any:
+        """Return the method's own parameters from a run config; None if it has none.
+
+        Raises:
+            ConfigError: a key is missing or has a value that cannot be used.
+        """
+        return read_keys(cls.Parameters, values, f"{method}.") if cls.Parameters else None
+
+
+def keys_of(parameters: Any) -> dict[str, Any]:
+    """Return a method's own parameters by key, without the method's name."""
+    return {key_of(item.name): getattr(parameters, item.name) for item in fields(parameters)} if parameters else {}
+
+
+def specs_of(module: nn.Module, names: list[str], prefix: str = "") -> dict[str, TensorSpec]:
+    """Return what tensors of a module look like, by ``prefix`` and name."""
+    tensors = module.state_dict()
+    return {prefix + name: TensorSpec(tuple(tensors[name].shape), _dtype(tensors[name])) for name in names}
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
