@@ -18,6 +18,7 @@ from client_app.runtime import device_of, enter_app_folder, in_simulation, use_t
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext, Store, identity
 from common.config import RunConfig, read_keys
 from common.errors import FloretError, one_line
+from common.filters import ClientFilters
 from common.home import floret_home
 from common.names import without_prefix
 from common.registry import load_class
@@ -118,6 +119,10 @@ class Request:
             return ContextStore(self.context.state)
         return FileStore.at(root, self.config.federation, self.config.method, self.name, sync=sync)
 
+    def filters(self) -> ClientFilters:
+        """Return what the client's messages pass on this node, in both directions."""
+        return ClientFilters()
+
     def client(self) -> FloretClient:
         """Return the method's client with this node's data, and its state as of the message (newest without one)."""
         config = self.config
@@ -135,6 +140,7 @@ class Request:
             data=self.data,
             state=ClientState(self.store, at),
             device=device_of(config.device),
+            filters=self.filters(),
         )
         return load_class("client_app.methods", config.method, FloretClient)(setting)
 

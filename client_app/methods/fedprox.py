@@ -1,5 +1,7 @@
 """FedProx (Li et al. 2020), client half: local training that stays near the received model."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -8,7 +10,7 @@ from client_app.client import FloretClient
 from strategies.fedprox import FedProxParameters
 
 
-def proximal_term(own: list[Tensor], anchor: list[Tensor], mu: float) -> Tensor:
+def proximal_term(own: Sequence[Tensor], anchor: Sequence[Tensor], mu: float) -> Tensor:
     """Return ``mu / 2 * ||w - w_global||^2`` (the squared norm over all parameters together; FedProx, equation 2)."""
     return mu / 2 * torch.stack([(w - g).square().sum() for w, g in zip(own, anchor, strict=True)]).sum()
 

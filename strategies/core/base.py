@@ -127,7 +127,7 @@ class FloretStrategy(Method, Strategy):
         for name, network in self.networks(self.setup).items():
             if network.shared:
                 own = network.new(self.config.seed, name).state_dict()
-                arrays |= {f"{name}.{n}": t.numpy() for n, t in own.items() if f"{name}.{n}" in self._uplink}
+                arrays |= {f"{name}.{n}": t.numpy() for n, t in own.items() if f"{name}.{n}" in self._downlink}
         return arrays
 
     def sample(self, server_round: int) -> list[Client]:

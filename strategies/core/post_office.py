@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from flwr.app import Array, ArrayRecord
 
+from common.names import natural_key
 from common.tensors import NamedArrays, Specs
 from common.wire import pack, unpack
 
@@ -20,7 +21,8 @@ class Mail:
 class PostOffice:
     """Keeps what was accepted, packed as it came, and gives it out from the next round on.
 
-    So what a client is sent depends on earlier rounds alone, not on the order in which clients answer.
+    So what a client is sent depends on earlier rounds alone, not on the order in which clients answer. To go through it
+    gives the clients in the order of their names.
 
     Args:
         specs: what a client sends.
@@ -36,7 +38,7 @@ class PostOffice:
         return client in self._kept
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._kept)
+        return iter(sorted(self._kept, key=natural_key))
 
     def __getitem__(self, client: str) -> NamedArrays:
         """Return the tensors that a client sent last.
@@ -45,6 +47,11 @@ class PostOffice:
             KeyError: it never sent any.
         """
         return unpack(ArrayRecord(dict(self._kept[client].arrays)), self._specs, self._wire)
+
+    def items(self) -> Iterator[tuple[str, NamedArrays]]:
+        """Yield each client with the tensors that it sent last."""
+        for client in self:
+            yield client, self[client]
 
     def put(self, client: str, server_round: int, arrays: Mapping[str, Array]) -> None:
         """Take what a client sends in this round."""
@@ -72,7 +79,7 @@ class PostOffice:
 
     def rounds(self) -> dict[str, int]:
         """Return in which round each client sent what is kept of it."""
-        return {client: mail.round for client, mail in self._kept.items()}
+        return {client: self._kept[client].round for client in self}
 
     def load(self, client: str, server_round: int, tensors: NamedArrays) -> None:
         """Take back what ``[client]`` and ``rounds`` returned."""
