@@ -1,7 +1,7 @@
-"""Experiment files: a published table as data, the runs that it asks for, and what those runs say about it.
+"""Experiment files: a published table as data, the runs that it needs, and how their results are judged.
 
 A file of ``experiments/`` holds the setting, rows and columns, the numbers that the paper reports and the orderings
-that it claims. ``Experiment.read`` checks all of it; ``Experiment.placed`` makes the runs.
+that it claims. ``Experiment.read`` checks all of it; ``Experiment.placed`` returns the runs.
 """
 
 import fnmatch
@@ -13,9 +13,12 @@ from typing import Any, Self
 
 import yaml
 
-from cli.cells import PLACES, Cell
 from common.config import nearest
 from common.errors import ConfigError
+from results.history import History
+from results.run import Run
+from results.runs import PLACES, Job, RunSpec
+from results.text import percent_over_runs
 
 # Samples of the pooled datasets, which a scale is a part of.
 SIZES = {
@@ -36,7 +39,10 @@ Numbers = tuple[float | None, ...]
 
 @dataclass(frozen=True)
 class Measure:
-    """What is compared: accuracy on the clients' test splits ``when``, averaged over the ``last_rounds`` rounds."""
+    """What is compared: accuracy on the clients' test splits, averaged over the last ``last_rounds`` complete rounds.
+
+    ``when`` is ``before`` or ``after`` local training.
+    """
 
     when: str
     last_rounds: int
@@ -92,7 +98,12 @@ class Placed:
     row: str
     column: str
     seed: int
-    cell: Cell
+    spec: RunSpec
+
+    @property
+    def label(self) -> str:
+        """Row, column and seed on one line."""
+        return f"{self.row} | {self.column} | seed {self.seed}"
 
 
 @dataclass(frozen=True)
@@ -152,21 +163,21 @@ class Experiment:
         """Return the runs of the table, without those of rows that Floret does not have.
 
         Args:
-            seeds: each is a run of every cell.
+            seeds: each is a run of every cell of the table.
             scale: this part of rounds and samples, in (0, 1].
             data: where datasets are.
-            federation: more of the simulation's ``--federation-config``.
-            same: keys that are the same in all, whatever the file says.
+            federation: the simulation's ``--federation-config`` besides the number of clients.
+            same: keys of every run, which go before those of the file.
         """
         return [
-            Placed(row.name, column.name, seed, self._cell(row, column, seed, scale, data, federation, same))
+            Placed(row.name, column.name, seed, self._spec(row, column, seed, scale, data, federation, same))
             for column in self.columns
             for row in self.rows
             if not row.missing
             for seed in seeds
         ]
 
-    def _cell(
+    def _spec(
         self,
         row: Row,
         column: Column,
@@ -175,7 +186,7 @@ class Experiment:
         data: "Data",
         federation: str,
         same: Mapping[str, Any],
-    ) -> Cell:
+    ) -> RunSpec:
         keys = {**self.config, **column.config, **row.config, **same, "seed": seed}
         if self.measure.last_rounds > 1 and keys.get("participation", 1.0) < 1:
             keys["evaluate-every"] = 1
@@ -184,7 +195,24 @@ class Experiment:
             samples = keys.get("max-samples") or SIZES[keys["dataset"]]
             keys["max-samples"] = max(LEAST_SAMPLES, round(samples * scale))
         clients = row.clients or column.clients or self.clients
-        return Cell(data.placed(keys), f"num-supernodes={clients} {federation}".strip())
+        return RunSpec(data.placed(keys), f"num-supernodes={clients} {federation}".strip())
+
+    def job(self, place: Placed, scale: float, config: Mapping[str, Any]) -> Job:
+        """Return a run of the table as a job; its weight is epochs times samples.
+
+        Args:
+            place: the run.
+            scale: as for ``placed``.
+            config: every key of the run.
+        """
+
+        def describe(run: Run) -> str:
+            value = self.value(place.row, run.history, scale)
+            return f"{percent_over_runs([value], 2)} % {self.when(place.row)} local training"
+
+        samples = config["max-samples"] or 60_000
+        weight = float(config["rounds"] * config["local-epochs"] * config["participation"] * samples)
+        return Job(place.spec, place.label, describe, weight)
 
     def when(self, row: str) -> str:
         """Return when a row's accuracy is measured: ``before`` or ``after`` local training."""
@@ -194,12 +222,11 @@ class Experiment:
         """Return how many of the last rounds are averaged: as large a part of the run at every scale."""
         return max(1, round(self.measure.last_rounds * scale))
 
-    def value(self, row: str, history: Sequence[Mapping[str, Any]], scale: float) -> float | None:
-        """Return what a row's run says, in [0, 1]: the measure over the rounds that measured every client."""
-        whole = max(len(line["clients"]) for line in history)
-        last = [line for line in history if len(line["clients"]) == whole][-self.window(scale) :]
-        tests = [line["accuracy"][self.when(row)]["test"] for line in last]
-        return mean(test["mean"] for test in tests) if all(tests) else None
+    def value(self, row: str, history: History, scale: float) -> float | None:
+        """Return the measure of a row's run, in [0, 1]; None if no round is complete."""
+        last = history.complete_rounds(self.when(row))[-self.window(scale) :]
+        means = [line.accuracy(self.when(row)).mean for line in last]
+        return mean(value for value in means if value is not None) if means else None
 
     def judge(self, claim: Claim, numbers: Mapping[str, Mapping[str, float | None]]) -> Verdict:
         """Return where a claim holds.
@@ -267,19 +294,25 @@ class Data:
         where = {"data-dir": place} if place and keys["dataset"] != "digits" else {}
         return {**keys, **instead, **where, "download": self.download}
 
+    def instead(self, placed: Sequence[Placed]) -> dict[str, str]:
+        """Return the npz file that stands for a dataset, by the dataset's name; nothing if no run reads such a file."""
+        if all(one.spec.keys["dataset"] != "npz" for one in placed):
+            return {}
+        return {name: Path(place).name for name, place in self.single.items() if place.endswith(".npz")}
 
-def selected(placed: Iterable[Placed], patterns: Sequence[str]) -> list[Placed]:
+
+def selected(tables: Sequence[Sequence[Placed]], patterns: Sequence[str]) -> list[list[Placed]]:
     """Return the runs whose row matches one of the patterns for rows, and whose column one of those for columns.
 
     Args:
-        placed: runs of one or more tables.
-        patterns: names of rows or columns, ``*`` for any text, case ignored.
+        tables: the runs of each table.
+        patterns: names of rows or columns, ``*`` for any text, case ignored; without patterns every run is returned.
 
     Raises:
-        ConfigError: a pattern matches no name.
+        ConfigError: a pattern matches no name in any table.
     """
-    placed = list(placed)
-    rows, columns = {one.row for one in placed}, {one.column for one in placed}
+    rows = {one.row for placed in tables for one in placed}
+    columns = {one.column for placed in tables for one in placed}
     wanted_rows, wanted_columns = set[str](), set[str]()
     for pattern in patterns:
         in_rows, in_columns = _matching(pattern, rows), _matching(pattern, columns)
@@ -288,9 +321,12 @@ def selected(placed: Iterable[Placed], patterns: Sequence[str]) -> list[Placed]:
         wanted_rows |= in_rows
         wanted_columns |= in_columns
     return [
-        one
-        for one in placed
-        if (not wanted_rows or one.row in wanted_rows) and (not wanted_columns or one.column in wanted_columns)
+        [
+            one
+            for one in placed
+            if (not wanted_rows or one.row in wanted_rows) and (not wanted_columns or one.column in wanted_columns)
+        ]
+        for placed in tables
     ]
 
 
