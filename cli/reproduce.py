@@ -73,7 +73,7 @@ def reproduce(
     runs = Runs(app, output, superlink)
     experiments = [Experiment.read(file) for file in files]
     same = parse_run_config(extra)
-    tables = [experiment.placed(range(seeds), scale, data, federation_config, same) for experiment in experiments]
+    tables = [experiment.planned_runs(range(seeds), scale, data, federation_config, same) for experiment in experiments]
     for experiment, table in zip(experiments, tables, strict=True):
         for place in table:
             try:

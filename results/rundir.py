@@ -1,4 +1,4 @@
-"""The run directory: what a run leaves behind, written as it goes, so that a killed run can still be read."""
+"""The run directory, written round by round, so that a killed run can still be read (``results.run.read_run``)."""
 
 import fcntl
 import json

@@ -1,6 +1,6 @@
 """Many runs, one simulation after another: what is done is not run again, what was killed goes on from its checkpoint.
 
-A sweep or an experiment says which runs; this module starts ``flwr run`` for each and reads what it measured.
+This module starts ``flwr run`` for each run of a sweep or an experiment, and reads what it measured.
 """
 
 import fcntl
@@ -40,7 +40,7 @@ _RUN_ID = re.compile(r"Successfully started run (\d+)")
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A run to make: ``keys`` of the run config that differ from the app's defaults, and the ``federation`` config."""
+    """A run to make: the ``keys`` of its run config that differ from the defaults, and its ``--federation-config``."""
 
     keys: Mapping[str, Any]
     federation: str

@@ -60,7 +60,7 @@ class Sweep:
         """Write sweep.md, sweep.json and sweep.html from the runs that are done, and return the table of sweep.md.
 
         Raises:
-            FloretError: none is done, or a file cannot be read or written.
+            FloretError: no run is done, or a file cannot be read.
         """
         from results.page import write_sweep_page
 

@@ -9,7 +9,7 @@ from statistics import mean, pstdev
 from typing import Any
 
 from common.durable import write_whole
-from results.experiment import Experiment, Placed, Verdict
+from results.experiment import Experiment, PlannedRun, Verdict
 from results.history import Figures, History
 from results.runs import Runs
 
@@ -29,7 +29,7 @@ class MeasuredRun:
         folder: name of the folder that its run directory is in.
     """
 
-    place: Placed
+    place: PlannedRun
     value: float | None
     std: float | None
     curve: tuple[tuple[int, float | None, float | None], ...]
@@ -41,7 +41,14 @@ class MeasuredRun:
 
 @dataclass(frozen=True)
 class Entry:
-    """A cell of the table, in percent: ``mean`` and ``std`` over seeds, ``clients`` the spread over clients."""
+    """A cell of the table, all numbers in percent.
+
+    Attributes:
+        reported, reported_spread: the paper's.
+        values: ours, one a seed.
+        clients: our standard deviation over clients, mean over seeds.
+        missing: why Floret cannot run it; empty if it can.
+    """
 
     reported: float | None
     reported_spread: float | None
@@ -81,7 +88,7 @@ class ExperimentResults:
     experiment: Experiment
     scale: float
     runs: tuple[MeasuredRun, ...]
-    planned: tuple[Placed, ...]
+    planned: tuple[PlannedRun, ...]
     failed: Mapping[tuple[str, str, int], str]
     instead: Mapping[str, str]
 
@@ -91,7 +98,7 @@ class ExperimentResults:
         experiment: Experiment,
         scale: float,
         runs: Runs,
-        planned: Sequence[Placed],
+        planned: Sequence[PlannedRun],
         failed: Mapping[str, str],
         instead: Mapping[str, str],
     ) -> "ExperimentResults":
@@ -229,7 +236,7 @@ class ExperimentResults:
             "runs": [self._run(place, done.get((place.row, place.column, place.seed))) for place in self.planned],
         }
 
-    def _run(self, place: Placed, run: MeasuredRun | None) -> dict[str, Any]:
+    def _run(self, place: PlannedRun, run: MeasuredRun | None) -> dict[str, Any]:
         where = {"row": place.row, "column": place.column, "seed": place.seed}
         if run is None:
             reason = self.failed.get((place.row, place.column, place.seed))

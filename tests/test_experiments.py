@@ -136,7 +136,7 @@ def test_the_differences_that_pfps_lwc_prints(stem: str, deltas: list[float]) ->
 @pytest.mark.parametrize("stem", [*PRINTED, "ua-pdfl-table5"])
 def test_every_cell_is_a_config_that_a_run_takes(stem: str, tmp_path: Path) -> None:
     runs = Runs(ROOT, tmp_path)
-    placed = table(stem).placed([1], 0.1, Data("", {}, False), "", {})
+    placed = table(stem).planned_runs([1], 0.1, Data("", {}, False), "", {})
     assert placed
     for place in placed:
         config, _, _ = read_config(runs.config(place.spec))
@@ -212,7 +212,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 def test_the_runs_of_a_table(tmp_path: Path) -> None:
     data = Data.of(["/data", "cifar10=/files/own.npz"], download=False)
-    placed = read(tmp_path).placed([0, 1], 0.1, data, "client-resources-num-cpus=1", {"device": "cpu"})
+    placed = read(tmp_path).planned_runs([0, 1], 0.1, data, "client-resources-num-cpus=1", {"device": "cpu"})
     assert [(p.row, p.column, p.seed) for p in placed] == [
         (row, column, seed) for column in "AB" for row in ("One", "Two") for seed in (0, 1)
     ]
@@ -234,7 +234,7 @@ def test_the_runs_of_a_table(tmp_path: Path) -> None:
     assert first.federation == "num-supernodes=4 client-resources-num-cpus=1"
     assert (second.keys["lr"], second.keys["max-samples"]) == (0.2, 300)
     assert second.federation == "num-supernodes=9 client-resources-num-cpus=1"
-    whole = read(tmp_path).placed([0], 1, Data.of(["/data"], download=True), "", {})[0].spec
+    whole = read(tmp_path).planned_runs([0], 1, Data.of(["/data"], download=True), "", {})[0].spec
     assert (whole.keys["dataset"], whole.keys["data-dir"], whole.keys["download"]) == ("cifar10", "/data", True)
     assert whole.keys["rounds"] == 50
     assert "max-samples" not in whole.keys
@@ -251,7 +251,7 @@ def test_a_run_is_the_same_wherever_its_data_are(tmp_path: Path) -> None:
 
 
 def test_only_some_runs(tmp_path: Path) -> None:
-    placed = read(tmp_path).placed([0], 1, Data("", {}, False), "", {})
+    placed = read(tmp_path).planned_runs([0], 1, Data("", {}, False), "", {})
     assert [(p.row, p.column) for p in selected([placed], ["two"])[0]] == [("Two", "A"), ("Two", "B")]
     assert [(p.row, p.column) for p in selected([placed], ["T*", "b"])[0]] == [("Two", "B")]
     assert selected([placed, placed[:1]], []) == [placed, placed[:1]]
