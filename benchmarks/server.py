@@ -11,8 +11,8 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from benchmarks.measure import Row, pair
-from cli.run import default_config
 from common.memory import return_freed_memory
+from common.run_config import default_config
 from common.seeds import torch_generator
 from common.tensors import NamedArrays
 from common.wire import to_record

@@ -16,7 +16,8 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
     RUN is a run directory, finished or not. One: its report.html is written again, and its table of clients is printed.
     Several: compare.html in the current directory, and a table with a row for each.
     """
-    from server_app.report import client_table, read_run, table, write_report
+    from results.report import client_table, table, write_report
+    from results.run import read_run
 
     read = [read_run(directory) for directory in runs]
     if len(read) == 1:

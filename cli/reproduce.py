@@ -1,14 +1,9 @@
 """``floret reproduce``: a published table run again, beside what the paper reports."""
 
-import json
 from pathlib import Path
 
 import click
 
-from cli.cells import Cell, Cells, Job, percent, run_missing
-from cli.experiment import Data, Experiment, Placed, selected
-from cli.results import Results
-from common.durable import write_whole
 from common.errors import FloretError
 
 
@@ -44,7 +39,7 @@ from common.errors import FloretError
 )
 @click.option("--superlink", default="", help="The SuperLink connection to run on, as for `flwr run`.")
 @click.option(
-    "--output", "-o", default="results", show_default=True, type=click.Path(path_type=Path), help="Where results go."
+    "--output", "-o", default="reproduced", show_default=True, type=click.Path(path_type=Path), help="Where results go."
 )
 def reproduce(
     files: tuple[Path, ...],
@@ -68,58 +63,38 @@ def reproduce(
     goes on: repeat the command. A run that fails says why, and the rest goes on. Tables that share runs share their
     results. Writes OUTPUT/<name>.md and .json, with --report also .html; with --scale the name says so.
     """
-    from cli.run import parse_run_config
+    from common.run_config import parse_run_config
+    from results.experiment import Data, Experiment, selected
+    from results.runs import Runs, run_missing
+    from results.tables import ExperimentResults
     from server_app.settings import read_config
 
     data = Data.of(places, download)
-    cells = Cells(app, output, superlink)
+    runs = Runs(app, output, superlink)
     experiments = [Experiment.read(file) for file in files]
     same = parse_run_config(extra)
-    plans = [experiment.placed(range(seeds), scale, data, federation_config, same) for experiment in experiments]
-    for experiment, plan in zip(experiments, plans, strict=True):
-        for place in plan:
+    tables = [experiment.planned_runs(range(seeds), scale, data, federation_config, same) for experiment in experiments]
+    for experiment, table in zip(experiments, tables, strict=True):
+        for place in table:
             try:
-                read_config(cells.config(place.cell))
+                read_config(runs.config(place.spec))
             except FloretError as error:
                 raise type(error)(f"{experiment.stem}, {place.row}, {place.column}: {error}") from error
-    wanted = selected([place for plan in plans for place in plan], only)
-    measures = {id(place): experiment for experiment, plan in zip(experiments, plans, strict=True) for place in plan}
-    failed: dict[str, str] = {}
-    if not no_run:
-        jobs = [Job(place.cell, _label(place), _weight(cells, place)) for place in wanted]
-        owners = {cells.folder(place.cell).name: (measures[id(place)], place.row) for place in wanted}
-
-        def told(cell: Cell) -> str:
-            outcome, (experiment, row) = cells.outcome(cell), owners[cells.folder(cell).name]
-            value = experiment.value(row, outcome.history, scale) if outcome else None
-            return f"{percent([value], 2)} % {experiment.when(row)} local training"
-
-        failed = run_missing(cells, jobs, told, keep_models=keep_models)
-    output.mkdir(parents=True, exist_ok=True)
-    instead = {name: Path(place).name for name, place in data.single.items() if place.endswith(".npz")}
-    for experiment, plan in zip(experiments, plans, strict=True):
-        used = {place.column for place in plan if place.cell.keys["dataset"] == "npz"}
-        results = Results.gather(experiment, scale, cells, plan, failed, instead if used else {})
-        text = results.markdown()
-        click.echo("\n" + text)
-        stem = experiment.stem + (f"-scale{scale:g}" if scale < 1 else "")
-        write_whole(output / f"{stem}.md", text.encode())
-        write_whole(output / f"{stem}.json", (json.dumps(results.data(), indent=1) + "\n").encode())
+    wanted = selected(tables, only)
+    jobs = [
+        experiment.job(place, scale, runs.config(place.spec))
+        for experiment, table in zip(experiments, wanted, strict=True)
+        for place in table
+    ]
+    failed = {} if no_run else run_missing(runs, jobs, keep_models=keep_models)
+    for experiment, table in zip(experiments, tables, strict=True):
+        results = ExperimentResults.gather(experiment, scale, runs, table, failed, data.instead(table))
+        click.echo("\n" + results.write(output))
         if report:
-            from cli.results_page import write_results_page
+            from results.page import write_results_page
 
-            write_results_page(results, output / f"{stem}.html")
-            click.echo(f"report: {(output / f'{stem}.html').resolve()}")
+            page = output / f"{results.stem}.html"
+            write_results_page(results, page)
+            click.echo(f"report: {page.resolve()}")
     if failed:
-        raise FloretError(f"{len(failed)} of {len(wanted)} runs failed; see above")
-
-
-def _label(place: Placed) -> str:
-    return f"{place.row} | {place.column} | seed {place.seed}"
-
-
-def _weight(cells: Cells, place: Placed) -> float:
-    """Return a run's cost compared with others of the same table: epochs times samples."""
-    config = cells.config(place.cell)
-    samples = config["max-samples"] or 60_000
-    return float(config["rounds"] * config["local-epochs"] * config["participation"] * samples)
+        raise FloretError(f"{len(failed)} of {len(jobs)} runs failed; see above")

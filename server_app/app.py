@@ -16,16 +16,19 @@ from common.config import RunConfig
 from common.errors import ConfigError, FloretError, one_line
 from common.memory import return_freed_memory
 from common.seeds import torch_generator
+from common.versions import versions
 from common.wire import find_record, from_record
 from models import build_model, head_layers
-from server_app.checkpoint import Checkpoint
+from results.history import History
+from results.report import client_table, write_report
+from results.run import Run, Summary
+from results.rundir import RunDirectory
+from results.trackers import Trackers, trackers_of
+from server_app.checkpoint import Checkpoint, Checkpoints
 from server_app.delivery import Delivery
 from server_app.federation import Federation, question
-from server_app.report import client_table, read_run, write_report
-from server_app.rounds import checkpoint_of, restore, run_rounds, summarise
-from server_app.rundir import RunDirectory, versions
+from server_app.rounds import checkpoint_of, restore, run_rounds
 from server_app.settings import check_resumable, own_keys, read_config
-from server_app.trackers import Trackers, wanted
 from strategies.core import (
     FloretStrategy,
     Session,
@@ -66,9 +69,13 @@ def run(grid: Grid, context: Context) -> None:
     if simulated:
         find_by_node(grid)
     data.check(config, files=simulated)
-    trackers = Trackers(wanted(config))
+    trackers = Trackers(trackers_of(config))
     federation = Federation(grid, config)
-    directory, checkpoint, origin = _start(config, context, federation)
+    directory, origin = _start(config, context)
+    checkpoints = Checkpoints(directory.checkpoints)
+    checkpoint = _resume(directory, checkpoints, federation) if config.resume else None
+    if checkpoint:
+        origin["resumed"][-1]["round"] = checkpoint.round
     with trackers:
         trackers.begin(own_keys(context.run_config), directory.path, checkpoint.round if checkpoint else 0)
         federation.gather()
@@ -82,44 +89,56 @@ def run(grid: Grid, context: Context) -> None:
         else:
             checkpoint = checkpoint_of(0, strategy.initial_arrays(), strategy, federation, 0.0)
             if config.checkpoint_every:
-                directory.write_checkpoint(checkpoint)
+                checkpoints.write(checkpoint)
 
         def write_config() -> None:
             directory.write_config(context.run_config, {**origin, **_about(federation, simulated)})
 
         write_config()
         deliver = grid if simulated else Delivery(grid, federation)
-        history = run_rounds(deliver, federation, strategy, directory, trackers, checkpoint, write_config)
+        rounds = tuple(
+            run_rounds(deliver, federation, strategy, directory, checkpoints, trackers, checkpoint, write_config)
+        )
         seconds = checkpoint.seconds + time.perf_counter() - started
-        summary = summarise(config, len(federation.roster), history, seconds)
+        figures = History(rounds, config.rounds, config.evaluate_every).figures(seconds)
+        summary = Summary(config, len(federation.roster), figures)
         directory.write_summary(summary)
         trackers.finish(summary)
     if simulated:
         export(grid, federation, {"directory": str(directory.personal), "session.directory": session.directory})
-    finished = read_run(directory.path)
+    finished = Run.of(directory.path, directory.about, rounds, figures)
     write_report([finished], directory.path / "report.html")
     log.info("Accuracy per client, last round:\n%s", client_table(finished))
     log.info("Report: %s", directory.path / "report.html")
 
 
-def _start(
-    config: RunConfig, context: Context, federation: Federation
-) -> tuple[RunDirectory, Checkpoint | None, dict[str, Any]]:
-    """Return a new run directory, or that of the run to resume with its last checkpoint; and how the run began."""
+def _start(config: RunConfig, context: Context) -> tuple[RunDirectory, dict[str, Any]]:
+    """Return a new run directory, or that of the run to resume; and how the run began."""
     now = {"run_id": str(context.run_id), "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     if not config.resume:
-        return RunDirectory.new(config, context.run_id), None, now | {"versions": versions()}
+        return RunDirectory.new(config, context.run_id), now | {"versions": versions()}
     directory = RunDirectory.find(config)
     before = directory.read_config()
     check_resumable(before, context.run_config)
-    checkpoint = directory.read_checkpoint()
+    origin = {key: before[key] for key in ("run_id", "started", "versions") if key in before}
+    return directory, origin | {"resumed": [*before.get("resumed", []), now]}
+
+
+def _resume(directory: RunDirectory, checkpoints: Checkpoints, federation: Federation) -> Checkpoint:
+    """Return the last checkpoint of the run to resume, and bring the federation to where it was then.
+
+    Raises:
+        FloretError: there is none, or nothing is left to run.
+    """
+    config = federation.config
+    checkpoint, damaged = checkpoints.read()
+    for reason in damaged:
+        log.warning("%s; going back to round %d", reason, checkpoint.round)
     if checkpoint.round >= config.rounds and (directory.path / "summary.json").is_file():
         raise ConfigError(f"rounds = {config.rounds}: the run to resume has finished round {checkpoint.round}")
     federation.restore(checkpoint.about, checkpoint.clients)
     log.info("Resuming %s after round %d", directory.path, checkpoint.round)
-    resumed = [*before.get("resumed", []), now | {"round": checkpoint.round}]
-    origin = {key: before[key] for key in ("run_id", "started", "versions") if key in before}
-    return directory, checkpoint, origin | {"resumed": resumed}
+    return checkpoint
 
 
 def _setting(federation: Federation, kind: type[FloretStrategy], parameters: Any, session: Session) -> StrategySetting:

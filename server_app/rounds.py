@@ -1,4 +1,4 @@
-"""The rounds of a run: train and evaluate, write history and checkpoints, tell the user how it goes."""
+"""The rounds of a run: train, evaluate, write history and checkpoint, log a line."""
 
 import logging
 import time
@@ -10,13 +10,13 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
-from common.config import RunConfig
-from common.wire import from_record, to_record
-from server_app.checkpoint import Checkpoint, Mail
+from common.wire import to_record, views
+from results.history import SPLITS, ClientRound, Note, Refusal, Round, Scores, Traffic, evaluates_all
+from results.rundir import RunDirectory
+from results.text import countdown
+from results.trackers import Trackers
+from server_app.checkpoint import Checkpoint, Checkpoints, Mail
 from server_app.federation import Federation
-from server_app.metrics import accuracies
-from server_app.rundir import RunDirectory, versions
-from server_app.trackers import Trackers
 from strategies.core import ClientResult, FloretStrategy, send_and_receive
 
 log = logging.getLogger("flwr")
@@ -27,23 +27,25 @@ def run_rounds(
     federation: Federation,
     strategy: FloretStrategy,
     directory: RunDirectory,
+    checkpoints: Checkpoints,
     trackers: Trackers,
     checkpoint: Checkpoint,
     joined: Callable[[], None],
-) -> list[dict[str, Any]]:
+) -> list[Round]:
     """Run the rounds after ``checkpoint``.
 
     Args:
         grid: what messages go through.
         federation: the clients.
         strategy: the method's server half, as of the checkpoint.
-        directory: where history and checkpoints go.
-        trackers: who is told of each round.
+        directory: where the history goes.
+        checkpoints: where checkpoints go.
+        trackers: are sent each round.
         checkpoint: from where to go on; of round 0 for a new run.
         joined: called when there are new clients.
 
     Returns:
-        The whole history, a dictionary a round, as in ``history.jsonl``.
+        The whole history, the rounds before the checkpoint included.
     """
     config = strategy.config
     arrays = to_record(checkpoint.arrays)
@@ -61,19 +63,19 @@ def run_rounds(
             joined()
         arrays = _train(grid, strategy, arrays, server_round)
         last = server_round == config.rounds
-        if server_round % config.evaluate_every == 0 or last:
+        if evaluates_all(server_round, config.rounds, config.evaluate_every):
             messages = strategy.configure_evaluate(server_round, arrays, ConfigRecord(), grid)
             strategy.aggregate_evaluate(server_round, send_and_receive(grid, messages, config.round_timeout))
-        line = history_line(server_round, strategy, time.perf_counter() - started)
+        line = round_of(server_round, strategy, time.perf_counter() - started)
         directory.append_history(line)
         history.append(line)
         if config.checkpoint_every and (server_round % config.checkpoint_every == 0 or last):
             seconds = time.perf_counter() - begun
-            directory.write_checkpoint(checkpoint_of(server_round, from_record(arrays), strategy, federation, seconds))
+            checkpoints.write(checkpoint_of(server_round, views(arrays), strategy, federation, seconds))
             strategy.session.checkpointed = server_round
-        # After the checkpoint: what a tracker was told cannot always be taken back.
+        # After the checkpoint: a round that is run again cannot be deleted from every tracker.
         trackers.round(line)
-        left = median(line["seconds"] for line in history) * (config.rounds - server_round)
+        left = median(line.seconds for line in history) * (config.rounds - server_round)
         log.info("%s", log_line(line, config.rounds, left))
     return history
 
@@ -108,7 +110,7 @@ def restore(strategy: FloretStrategy, checkpoint: Checkpoint) -> None:
 
 
 def _await_clients(federation: Federation) -> None:
-    """Take in who came and who left; where nobody is there, wait as long as for the answers of a round."""
+    """Refresh the roster; while no client is connected, wait for one, at most ``round-timeout`` seconds."""
     deadline = time.monotonic() + federation.config.round_timeout
     federation.refresh()
     if not federation.roster.present():
@@ -125,83 +127,44 @@ def _train(grid: Grid, strategy: FloretStrategy, arrays: ArrayRecord, server_rou
     return arrays if new is None else new
 
 
-def history_line(server_round: int, strategy: FloretStrategy, seconds: float) -> dict[str, Any]:
-    """Return what ``history.jsonl`` says of a round."""
+def round_of(server_round: int, strategy: FloretStrategy, seconds: float) -> Round:
+    """Return the round that the strategy has just finished; it took ``seconds``."""
     results = strategy.results
-    losses = [result.metrics["loss"] for result in results.values() if result.trained]
-    return {
-        "round": server_round,
-        "clients": {name: _client_entry(result) for name, result in results.items()},
-        "accuracy": accuracies(results.values()),
-        "loss": sum(losses) / len(losses) if losses else None,
-        "bytes": {
-            "up": sum(result.up for result in results.values()),
-            "down": sum(result.down for result in results.values()),
-        },
-        "refused": [{"client": name, "reason": reason} for name, reason in strategy.refused],
-        "notes": [{"client": name, "note": line} for name, line in strategy.notes],
-        "seconds": seconds,
-    }
-
-
-def _client_entry(result: ClientResult) -> dict[str, Any]:
-    def measured(when: str) -> dict[str, float | None] | None:
-        values = {split: result.metrics.get(f"{when}.{split}") for split in ("test", "validation")}
-        return values if any(value is not None for value in values.values()) else None
-
-    return {
-        "trained": result.trained,
-        "before": measured("before"),
-        "after": measured("after"),
-        "loss": result.metrics["loss"] if result.trained else None,
-        "bytes": {"up": result.up, "down": result.down},
-        "seconds": result.metrics.get("seconds"),
-    }
-
-
-def log_line(line: dict[str, Any], rounds: int, left: float) -> str:
-    """Return the one line that the log says of a round."""
-
-    def accuracy(when: str) -> str:
-        test = line["accuracy"][when]["test"]
-        return f"{when} {test['mean']:.3f} ±{test['std']:.3f}" if test else f"{when} -"
-
-    loss = "-" if line["loss"] is None else f"{line['loss']:.4f}"
-    size = " ".join(f"{way} {line['bytes'][way] / 1e6:.3f} MB" for way in ("up", "down"))
-    refused = f" | {len(line['refused'])} refused" if line["refused"] else ""
-    return (
-        f"round {line['round']}/{rounds} | accuracy {accuracy('before')}, {accuracy('after')} | loss {loss} | {size}"
-        f" | {line['seconds']:.1f} s, {_duration(left)} left{refused}"
+    return Round.of(
+        server_round,
+        {name: _client_round(result) for name, result in results.items()},
+        {name: {split: getattr(result.client, split) for split in SPLITS} for name, result in results.items()},
+        [Refusal(name, reason) for name, reason in strategy.refused],
+        [Note(name, note) for name, note in strategy.notes],
+        seconds,
     )
 
 
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+def _client_round(result: ClientResult) -> ClientRound:
+    def measured(when: str) -> Scores:
+        return Scores(**{split: result.metrics.get(f"{when}.{split}") for split in SPLITS})
+
+    return ClientRound(
+        trained=result.trained,
+        before=measured("before"),
+        after=measured("after"),
+        loss=result.metrics["loss"] if result.trained else None,
+        bytes=Traffic(result.up, result.down),
+        seconds=result.metrics.get("seconds"),
+    )
 
 
-def summarise(config: RunConfig, clients: int, history: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """Return ``summary.json``: accuracies on the test split in the last round."""
-    last = history[-1]["accuracy"]
-    judged = [
-        line
-        for line in history
-        if line["accuracy"]["after"]["validation"] and len(line["clients"]) == len(history[-1]["clients"])
-    ]
-    best = max(judged, key=lambda line: line["accuracy"]["after"]["validation"]["mean"], default=None)
-    return {
-        "method": config.method,
-        "dataset": config.dataset,
-        "model": config.model,
-        "partition": config.partition,
-        "clients": clients,
-        "rounds": config.rounds,
-        "seed": config.seed,
-        "accuracy": {when: last[when]["test"] for when in ("after", "before")},
-        "best_validation": best and {"round": best["round"], "test_mean": best["accuracy"]["after"]["test"]["mean"]},
-        "bytes": {way: sum(line["bytes"][way] for line in history) for way in ("up", "down")},
-        "seconds": {"total": seconds, "per_round_median": median(line["seconds"] for line in history)},
-        "refused": sum(len(line["refused"]) for line in history),
-        "versions": versions(),
-    }
+def log_line(line: Round, rounds: int, left: float) -> str:
+    """Return the log's line on a round, of ``rounds`` in all; ``left`` is how many seconds the rest will take."""
+
+    def accuracy(when: str) -> str:
+        test = line.accuracy(when)
+        return f"{when} -" if test.mean is None else f"{when} {test.mean:.3f} ±{test.std:.3f}"
+
+    loss = "-" if line.loss is None else f"{line.loss:.4f}"
+    size = f"up {line.bytes.up / 1e6:.3f} MB down {line.bytes.down / 1e6:.3f} MB"
+    refused = f" | {len(line.refused)} refused" if line.refused else ""
+    return (
+        f"round {line.round}/{rounds} | accuracy {accuracy('before')}, {accuracy('after')} | loss {loss} | {size}"
+        f" | {line.seconds:.1f} s, {countdown(left)} left{refused}"
+    )

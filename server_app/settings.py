@@ -7,7 +7,7 @@ from common.config import RunConfig, one_of, read_keys
 from common.errors import ConfigError
 from common.registry import load_class
 from models import MODELS
-from server_app.trackers import TRACKERS
+from results.trackers import TRACKERS
 from strategies import METHODS
 from strategies.core import FloretStrategy
 

@@ -13,10 +13,10 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 
-from cli.run import default_config
 from client_app.app import Request
 from client_app.app import app as client_app
 from client_app.state import ClientState, RoundContext
+from common.run_config import default_config
 from server_app.app import run
 
 _run_ids = itertools.count(1)

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from cli.results_page import write_sweep_page
-from cli.run import default_config, parse_run_config, split_arguments
-from cli.sweep import combinations, markdown, rows, table_row
+from cli.run import split_arguments
 from common.config import RunConfig, key_of
 from common.errors import ConfigError
+from common.run_config import default_config, parse_run_config
+from results.page import write_sweep_page
+from results.sweep import combinations, markdown, rows, table_row
 from server_app.settings import read_config
 from strategies import METHODS
 from tests.conftest import PATIENCE

@@ -6,16 +6,16 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 import yaml
 
-from cli.cells import Cell, Cells
-from cli.experiment import Data, Experiment, selected
 from common.errors import ConfigError
+from results.experiment import Data, Experiment, selected
+from results.history import ClientRound, History, Round, Scores, Traffic
+from results.runs import Runs, RunSpec
 from server_app.settings import read_config
 from tests.conftest import PATIENCE, Simulator
 from tests.deployment import until
@@ -135,13 +135,13 @@ def test_the_differences_that_pfps_lwc_prints(stem: str, deltas: list[float]) ->
 
 @pytest.mark.parametrize("stem", [*PRINTED, "ua-pdfl-table5"])
 def test_every_cell_is_a_config_that_a_run_takes(stem: str, tmp_path: Path) -> None:
-    cells = Cells(ROOT, tmp_path)
-    placed = table(stem).placed([1], 0.1, Data("", {}, False), "", {})
+    runs = Runs(ROOT, tmp_path)
+    placed = table(stem).planned_runs([1], 0.1, Data("", {}, False), "", {})
     assert placed
     for place in placed:
-        config, _, _ = read_config(cells.config(place.cell))
+        config, _, _ = read_config(runs.config(place.spec))
         assert config.seed == 1
-    assert len({cells.folder(place.cell) for place in placed}) == len(placed)
+    assert len({runs.folder(place.spec) for place in placed}) == len(placed)
 
 
 def small(**changes: Any) -> dict[str, Any]:
@@ -212,11 +212,11 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 def test_the_runs_of_a_table(tmp_path: Path) -> None:
     data = Data.of(["/data", "cifar10=/files/own.npz"], download=False)
-    placed = read(tmp_path).placed([0, 1], 0.1, data, "client-resources-num-cpus=1", {"device": "cpu"})
+    placed = read(tmp_path).planned_runs([0, 1], 0.1, data, "client-resources-num-cpus=1", {"device": "cpu"})
     assert [(p.row, p.column, p.seed) for p in placed] == [
         (row, column, seed) for column in "AB" for row in ("One", "Two") for seed in (0, 1)
     ]
-    first, second = placed[0].cell, placed[6].cell
+    first, second = placed[0].spec, placed[6].spec
     assert first.keys == {
         "dataset": "npz",
         "data-dir": "/files/own.npz",
@@ -234,48 +234,55 @@ def test_the_runs_of_a_table(tmp_path: Path) -> None:
     assert first.federation == "num-supernodes=4 client-resources-num-cpus=1"
     assert (second.keys["lr"], second.keys["max-samples"]) == (0.2, 300)
     assert second.federation == "num-supernodes=9 client-resources-num-cpus=1"
-    whole = read(tmp_path).placed([0], 1, Data.of(["/data"], download=True), "", {})[0].cell
+    whole = read(tmp_path).planned_runs([0], 1, Data.of(["/data"], download=True), "", {})[0].spec
     assert (whole.keys["dataset"], whole.keys["data-dir"], whole.keys["download"]) == ("cifar10", "/data", True)
     assert whole.keys["rounds"] == 50
     assert "max-samples" not in whole.keys
 
 
-def test_a_cell_is_the_same_wherever_its_data_are(tmp_path: Path) -> None:
-    cells = Cells(ROOT, tmp_path)
-    here = Cell({"method": "fedper", "data-dir": "/a"}, "num-supernodes=2")
-    assert cells.folder(here) == cells.folder(
-        Cell({"method": "fedper", "data-dir": "/b", "pfakd.beta": 3.0}, here.federation)
+def test_a_run_is_the_same_wherever_its_data_are(tmp_path: Path) -> None:
+    runs = Runs(ROOT, tmp_path)
+    here = RunSpec({"method": "fedper", "data-dir": "/a"}, "num-supernodes=2")
+    assert runs.folder(here) == runs.folder(
+        RunSpec({"method": "fedper", "data-dir": "/b", "pfakd.beta": 3.0}, here.federation)
     )
-    assert cells.folder(here) != cells.folder(Cell({"method": "fedper", "lr": 0.02}, here.federation))
-    assert cells.folder(here) != cells.folder(Cell(here.keys, "num-supernodes=3"))
+    assert runs.folder(here) != runs.folder(RunSpec({"method": "fedper", "lr": 0.02}, here.federation))
+    assert runs.folder(here) != runs.folder(RunSpec(here.keys, "num-supernodes=3"))
 
 
 def test_only_some_runs(tmp_path: Path) -> None:
-    placed = read(tmp_path).placed([0], 1, Data("", {}, False), "", {})
-    assert [(p.row, p.column) for p in selected(placed, ["two"])] == [("Two", "A"), ("Two", "B")]
-    assert [(p.row, p.column) for p in selected(placed, ["T*", "b"])] == [("Two", "B")]
-    assert selected(placed, []) == placed
+    placed = read(tmp_path).planned_runs([0], 1, Data("", {}, False), "", {})
+    assert [(p.row, p.column) for p in selected([placed], ["two"])[0]] == [("Two", "A"), ("Two", "B")]
+    assert [(p.row, p.column) for p in selected([placed], ["T*", "b"])[0]] == [("Two", "B")]
+    assert selected([placed, placed[:1]], []) == [placed, placed[:1]]
     with pytest.raises(ConfigError, match=r"--only 'Tow': is neither a row nor a column \(did you mean 'Two'\?\)"):
-        selected(placed, ["Tow"])
+        selected([placed], ["Tow"])
     with pytest.raises(ConfigError, match=r"'cifar' is not a dataset of experiments \(did you mean 'cifar10'\?\)"):
         Data.of(["cifar=/x"], download=False)
 
 
-def line(before: float | None, after: float, clients: int = 2) -> Mapping[str, Any]:
-    accuracy = {"before": {"test": before and {"mean": before}}, "after": {"test": {"mean": after}}}
-    return {"clients": dict.fromkeys(range(clients)), "accuracy": accuracy}
+def history(*rounds: tuple[float | None, float, int]) -> History:
+    """Return rounds of (before, after, clients), all of whose clients have the same accuracy."""
+
+    def measured(number: int, before: float | None, after: float, clients: int) -> Round:
+        one = ClientRound(True, Scores(before), Scores(after), 0.1, Traffic(), 0.1)
+        names = [str(place) for place in range(clients)]
+        return Round.of(number, dict.fromkeys(names, one), {name: {"test": 5} for name in names}, [], [], 1.0)
+
+    lines = tuple(measured(number, *values) for number, values in enumerate(rounds, start=1))
+    return History(lines, planned=len(lines), evaluate_every=len(lines))
 
 
 def test_what_a_run_says(tmp_path: Path) -> None:
-    history = [line(0.1, 0.5), line(0.2, 0.6), line(0.3, 0.9, clients=1), line(0.4, 0.8)]
+    rounds = history((0.1, 0.5, 2), (0.2, 0.6, 2), (0.3, 0.9, 1), (0.4, 0.8, 2))
     experiment = read(tmp_path)
     assert experiment.window(1) == 10
     assert experiment.window(0.2) == 2
     # The last two rounds that measured both clients.
-    assert experiment.value("Two", history, 0.2) == pytest.approx((0.6 + 0.8) / 2)
-    assert experiment.value("One", history, 0.2) == pytest.approx((0.2 + 0.4) / 2)
-    assert experiment.value("Two", history, 0.1) == 0.8
-    assert experiment.value("One", [line(None, 0.5)], 1) is None
+    assert experiment.value("Two", rounds, 0.2) == pytest.approx((0.6 + 0.8) / 2)
+    assert experiment.value("One", rounds, 0.2) == pytest.approx((0.2 + 0.4) / 2)
+    assert experiment.value("Two", rounds, 0.1) == 0.8
+    assert experiment.value("One", history((None, 0.5, 2)), 1) is None
 
 
 def test_a_claim_is_judged_column_by_column(tmp_path: Path) -> None:
@@ -364,7 +371,7 @@ def test_a_table_is_run_told_and_not_run_again(simulator: Simulator, tmp_path: P
     before = set((tmp_path / "out").rglob("summary.json"))
     again = run("--only", "One")
     assert again.returncode == 0
-    assert "1 of 1 cells are done" in again.stdout
+    assert "1 of 1 runs are done" in again.stdout
     assert set((tmp_path / "out").rglob("summary.json")) == before
     kept = [path.parent for path in (tmp_path / "out").rglob("checkpoints")]
     assert not [run for run in kept if (run / "summary.json").exists()]
@@ -411,11 +418,11 @@ def test_what_was_interrupted_goes_on(simulator: Simulator, tmp_path: Path) -> N
     second.wait(PATIENCE)
     left = rounds()
     until(lambda: rounds() > left, "the run does not go on")
-    with Cells(ROOT, tmp_path / "out").alone():
+    with Runs(ROOT, tmp_path / "out").exclusive():
         fourth = subprocess.run(
             reproduce, env=simulator.env, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT
         )
-    assert fourth.stderr.strip() == f"floret: {tmp_path / 'out' / 'cells'}: another floret is running cells there"
+    assert fourth.stderr.strip() == f"floret: {tmp_path / 'out' / 'cells'}: another floret is starting runs there"
     third = subprocess.run(reproduce, env=simulator.env, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
     assert third.returncode == 0, third.stderr
     (history,) = tmp_path.rglob("history.jsonl")

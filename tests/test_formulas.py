@@ -19,7 +19,7 @@ from common.names import natural_key
 from common.seeds import derive_seed, numpy_generator, torch_generator
 from common.wire import from_record, payload_bytes, to_record
 from data import Split
-from server_app.metrics import spread
+from results.history import Spread
 from strategies.core import Client, Roster, WeightedMean
 
 
@@ -110,12 +110,12 @@ def test_the_mean_of_equal_tensors_is_that_tensor(value: float, weights: list[in
 
 
 def test_spread_over_clients() -> None:
-    got = spread([0.5, 1.0, 0.0, 0.5], [1, 1, 2, 4])
-    assert got["mean"] == pytest.approx(0.5)
-    assert got["weighted_mean"] == pytest.approx(3.5 / 8)
-    assert got["std"] == pytest.approx(math.sqrt(0.125))
-    assert got["worst_decile"] == 0.0  # one client of four
-    assert spread([i / 100 for i in range(20)], [1] * 20)["worst_decile"] == pytest.approx(0.005)  # two of twenty
+    got = Spread.over([0.5, 1.0, 0.0, 0.5], [1, 1, 2, 4])
+    assert got.mean == pytest.approx(0.5)
+    assert got.weighted_mean == pytest.approx(3.5 / 8)
+    assert got.std == pytest.approx(math.sqrt(0.125))
+    assert got.worst_decile == 0.0  # one client of four
+    assert Spread.over([i / 100 for i in range(20)], [1] * 20).worst_decile == pytest.approx(0.005)  # two of twenty
 
 
 def test_images_from_minus_one_to_one() -> None:

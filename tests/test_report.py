@@ -14,7 +14,10 @@ import matplotlib
 import pytest
 
 from common.errors import FloretError
-from server_app.report import client_table, labels, megabytes, percent, read_run, short, table, write_report
+from data import PARTITIONS
+from results.report import client_table, labels, table, write_report
+from results.run import read_run
+from results.text import megabytes, percent, short
 
 ROOT = Path(__file__).parent.parent
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -108,6 +111,7 @@ def make_run(
             "alpha": 0.1,
             "seed": 0,
             "rounds": rounds,
+            "evaluate-every": 1 if part is None else 2,
             "lr": 0.01,
             **config,
         },
@@ -251,13 +255,20 @@ def test_rounds_to_quote_are_told_apart(tmp_path: Path) -> None:
 def test_rounds_of_few_clients_are_not_compared_with_rounds_of_all(tmp_path: Path) -> None:
     names = [str(place) for place in range(12)]
     run = read_run(make_run(tmp_path / "run", names=names, rounds=8, done=7, part=2))
-    last = run.last_measured()
+    last = run.history.last_complete()
     assert last is not None
     assert last.round == 6
     # The two clients of round 7 do best of all; that is no reason to quote them.
     assert run.rounds[-1].after["test"].mean > last.after["test"].mean  # type: ignore[operator]
     assert run.figures.after == last.after["test"]
     assert [milestone.round.round for milestone in run.milestones()] == [6, 6, 6]
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_every_partition_has_words(tmp_path: Path, name: str) -> None:
+    run = read_run(make_run(tmp_path / "run", rounds=1, partition=name))
+    assert run.partition != name
+    assert run.partition.lower().startswith(name)
 
 
 def test_hostile_names_are_text(tmp_path: Path) -> None:

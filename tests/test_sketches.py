@@ -16,11 +16,11 @@ from flwr.app import ArrayRecord, Message
 import client_app.methods
 import server_app.app
 import strategies
-from cli.run import default_config
 from client_app.app import Request
 from client_app.client import MEMORY, MODEL
 from common.errors import FloretError
 from common.filters import ClientFilters, Payload
+from common.run_config import default_config
 from common.tensors import MASK, NamedArrays, TensorError, TensorSpec
 from common.wire import payload_bytes, unpack
 from strategies import METHODS

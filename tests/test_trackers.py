@@ -14,7 +14,8 @@ from mlflow.entities import Run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common.errors import FloretError
-from server_app.trackers import Mlflow
+from results.history import Round
+from results.trackers import Mlflow
 from tests.harness import ROOT, federate, folders
 from tests.test_resume import ServerKilledError
 
@@ -142,8 +143,8 @@ def test_a_tracker_that_was_away_or_comes_late_gets_the_rounds_that_it_lacks(
     output, states = tmp_path / "runs", tmp_path / "states"
     send = Mlflow.round
 
-    def gone(self: Mlflow, line: dict[str, Any]) -> None:
-        if line["round"] == 2:
+    def gone(self: Mlflow, line: Round) -> None:
+        if line.round == 2:
             self._client = MlflowClient(tracking_uri="http://127.0.0.1:9")
         send(self, line)
 
@@ -197,7 +198,7 @@ def test_a_missing_package_is_told_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], package: str, line: str
 ) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr("server_app.trackers.find_spec", lambda name: None if name == package else find(name))
+    monkeypatch.setattr("results.trackers.find_spec", lambda name: None if name == package else find(name))
     with pytest.raises(FloretError) as told:
         federate(tmp_path / "runs", 2, **keys)
     assert str(told.value).startswith(line)

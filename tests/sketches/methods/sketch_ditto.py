@@ -1,6 +1,6 @@
 """Ditto as a sketch, client half: the shared model is trained first, then the personal one."""
 
-from strategies.sketch_ditto import DittoParameters
+from strategies.sketch_ditto import DittoParameters  # type: ignore[import-not-found]
 from torch import Tensor
 
 from client_app.batches import Batch

@@ -1,6 +1,6 @@
 """A sketch of an inner loop, client half: several steps on each batch, then the shared weights follow."""
 
-from strategies.sketch_inner import InnerParameters
+from strategies.sketch_inner import InnerParameters  # type: ignore[import-not-found]
 from torch import Tensor
 
 from client_app.batches import Batch

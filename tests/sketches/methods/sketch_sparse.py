@@ -1,7 +1,7 @@
 """A sketch of a sparse, decentralised method, client half."""
 
 import torch
-from strategies.sketch_sparse import SparseParameters
+from strategies.sketch_sparse import SparseParameters  # type: ignore[import-not-found]
 from torch import Tensor
 
 from client_app.client import FloretClient, Phase

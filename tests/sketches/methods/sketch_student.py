@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from strategies.sketch_student import STUDENT, StudentParameters
+from strategies.sketch_student import STUDENT, StudentParameters  # type: ignore[import-not-found]
 from torch import Tensor
 
 from client_app.batches import Batch

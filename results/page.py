@@ -7,11 +7,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from cli.results import Results, number
 from common.durable import write_whole
 from common.errors import FloretError
-from server_app import report_charts, report_template
-from server_app.report import FILTERS
+from results import report_charts, report_template
+from results.tables import ExperimentResults, number
+from results.text import FILTERS
 
 PAGE = """
 {% extends "page" %}
@@ -124,7 +124,7 @@ SWEEP = """
 """
 
 
-def write_results_page(results: Results, path: Path) -> None:
+def write_results_page(results: ExperimentResults, path: Path) -> None:
     """Write the page of an experiment.
 
     Raises:
@@ -158,8 +158,8 @@ def write_sweep_page(
     """Write the page of a sweep.
 
     Args:
-        varied: the keys.
-        conditions: what is the same in all combinations.
+        varied: the keys of the grid.
+        conditions: the keys that are the same in all combinations, as text.
         head: of the table.
         rows: of the table, best first.
         points: name, validation and test accuracies in [0, 1] (a number a seed; none for a split that is empty) of each
@@ -209,7 +209,7 @@ def _write(page: str, content: Mapping[str, Any], path: Path) -> None:
         raise FloretError(f"{path}: cannot be written ({error.strerror})") from error
 
 
-def _curves(results: Results, column: str) -> dict[str, list[tuple[int, float]]]:
+def _curves(results: ExperimentResults, column: str) -> dict[str, list[tuple[int, float]]]:
     """Return round and accuracy in [0, 1], mean over seeds, by row; rounds that all seeds measured."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for row in results.experiment.rows:

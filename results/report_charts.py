@@ -13,7 +13,9 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from server_app.report import Round, Run, Spread, short
+from results.history import Round, Spread
+from results.run import Run
+from results.text import short
 
 Axes = Any  # matplotlib carries no types that mypy's strict mode can follow
 Figure = Any
@@ -91,7 +93,7 @@ def draw(width: int, height: int, says: str, paint: Callable[[Figure], None]) ->
 def of_run(run: Run) -> dict[str, Markup]:
     """Return the charts of one run by name; a chart that has nothing to show is not there."""
     charts = {}
-    if run.wide_rounds():
+    if run.history.complete_rounds():
         charts["curves"] = _learning_curves(run)
         charts["clients"] = _accuracy_per_client(run)
     if any(line.loss is not None for line in run.rounds):
@@ -108,12 +110,12 @@ def of_run(run: Run) -> dict[str, Markup]:
 def of_comparison(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Markup]:
     """Return the charts that compare runs by name; a chart that has nothing to show is not there."""
     charts = {}
-    if any(run.wide_rounds() for run in runs):
+    if any(run.history.complete_rounds() for run in runs):
         charts["after"] = _curves_of_runs(runs, "after")
         charts["clients"] = _clients_of_runs(runs, names)
-    if any(run.bytes_sent and run.wide_rounds() for run in runs):
+    if any(run.bytes_sent and run.history.complete_rounds() for run in runs):
         charts["bytes"] = _accuracy_by_bytes(runs)
-    if any(run.wide_rounds("before") for run in runs):
+    if any(run.history.complete_rounds("before") for run in runs):
         charts["before"] = _curves_of_runs(runs, "before")
     return charts
 
@@ -151,13 +153,13 @@ def _learning_curves(run: Run) -> Markup:
         axes = figure.subplots()
         values: list[float] = []
         for when, colour in (("before", BEFORE), ("after", AFTER)):
-            wide = _points(run.wide_rounds(when), when)
+            complete = _points(run.history.complete_rounds(when), when)
             every = _points([line for line in run.rounds if line.measured(when)], when)
-            if not wide:
+            if not complete:
                 continue
-            rounds, means = [number for number, _ in wide], [_mean(spread) for _, spread in wide]
-            low = [max(0.0, _mean(spread) - (spread.std or 0)) for _, spread in wide]
-            high = [min(1.0, _mean(spread) + (spread.std or 0)) for _, spread in wide]
+            rounds, means = [number for number, _ in complete], [_mean(spread) for _, spread in complete]
+            low = [max(0.0, _mean(spread) - (spread.std or 0)) for _, spread in complete]
+            high = [min(1.0, _mean(spread) + (spread.std or 0)) for _, spread in complete]
             values += low + high
             axes.fill_between(rounds, low, high, color=colour, alpha=0.14, linewidth=0)
             thin = {"linewidth": 1.4} if len(rounds) > 60 else markers(rounds)
@@ -166,7 +168,7 @@ def _learning_curves(run: Run) -> Markup:
             if part:
                 axes.plot(*zip(*part, strict=True), color=colour, linestyle="none", marker="o", markersize=3, alpha=0.4)
                 values += [mean for _, mean in part]
-        validation = _points(run.wide_rounds("after", "validation"), "after", "validation")
+        validation = _points(run.history.complete_rounds("after", "validation"), "after", "validation")
         if validation:
             means = [_mean(spread) for _, spread in validation]
             values += means
@@ -214,7 +216,7 @@ def _bytes(run: Run) -> Markup:
 
 
 def _accuracy_per_client(run: Run) -> Markup:
-    last = run.wide_rounds()[-1]
+    last = run.history.complete_rounds()[-1]
     scores = {name: client for name, client in last.clients.items() if client.after.test is not None}
     names = sorted(scores, key=lambda name: (scores[name].after.test, scores[name].before.test or 0, name))
     few = len(names) <= 40
@@ -344,7 +346,7 @@ def _curves_of_runs(runs: Sequence[Run], when: str) -> Markup:
         axes = figure.subplots()
         values: list[float] = []
         for number, run in enumerate(runs):
-            points = _points(run.wide_rounds(when), when)
+            points = _points(run.history.complete_rounds(when), when)
             if points:
                 rounds, means = [number for number, _ in points], [_mean(spread) for _, spread in points]
                 axes.plot(rounds, means, **line_style(number), **markers(rounds))
@@ -362,11 +364,11 @@ def _accuracy_by_bytes(runs: Sequence[Run]) -> Markup:
         totals: list[float] = []
         for number, run in enumerate(runs):
             sent, points = 0, []
-            wide = {line.round for line in run.wide_rounds()}
+            complete = {line.round for line in run.history.complete_rounds()}
             for line in run.rounds:
                 sent += line.bytes.up + line.bytes.down
                 mean = line.after["test"].mean
-                if line.round in wide and mean is not None and sent:
+                if line.round in complete and mean is not None and sent:
                     points.append((sent / 1e6, mean))
             if points:
                 amounts, means = zip(*points, strict=True)
@@ -392,7 +394,7 @@ def _clients_of_runs(runs: Sequence[Run], names: Sequence[str]) -> Markup:
         axes = figure.subplots()
         values: list[float] = []
         for number, run in enumerate(runs):
-            last = run.last_measured()
+            last = run.history.last_complete()
             if last is None:
                 continue
             scores = sorted(c.after.test for c in last.clients.values() if c.after.test is not None)
@@ -435,7 +437,7 @@ def line_style(number: int) -> dict[str, Any]:
 
 
 def _points(lines: Iterable[Round], when: str, split: str = "test") -> list[tuple[int, Spread]]:
-    spreads = [(line.round, getattr(line, when)[split]) for line in lines]
+    spreads = [(line.round, line.accuracy(when, split)) for line in lines]
     return [(number, spread) for number, spread in spreads if spread.mean is not None]
 
 

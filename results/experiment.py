@@ -1,7 +1,7 @@
-"""Experiment files: a published table as data, the runs that it asks for, and what those runs say about it.
+"""Experiment files: a published table as data, the runs that it needs, and how their results are judged.
 
 A file of ``experiments/`` holds the setting, rows and columns, the numbers that the paper reports and the orderings
-that it claims. ``Experiment.read`` checks all of it; ``Experiment.placed`` makes the runs.
+that it claims. ``Experiment.read`` checks all of it; ``Experiment.planned_runs`` returns its runs.
 """
 
 import fnmatch
@@ -13,9 +13,12 @@ from typing import Any, Self
 
 import yaml
 
-from cli.cells import PLACES, Cell
 from common.config import nearest
 from common.errors import ConfigError
+from results.history import History
+from results.run import Run
+from results.runs import PLACES, Job, RunSpec
+from results.text import percent_over_runs
 
 # Samples of the pooled datasets, which a scale is a part of.
 SIZES = {
@@ -36,7 +39,10 @@ Numbers = tuple[float | None, ...]
 
 @dataclass(frozen=True)
 class Measure:
-    """What is compared: accuracy on the clients' test splits ``when``, averaged over the ``last_rounds`` rounds."""
+    """What is compared: accuracy on the clients' test splits, averaged over the last ``last_rounds`` complete rounds.
+
+    ``when`` is ``before`` or ``after`` local training.
+    """
 
     when: str
     last_rounds: int
@@ -48,7 +54,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: what it sets, and the number of clients where the column has its own."""
+    """A column of the table: the keys that it sets; number of clients, None for that of the table."""
 
     name: str
     config: Mapping[str, Any]
@@ -57,9 +63,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A row: what it sets, what the paper reports; ``missing`` says why Floret has no run for it.
+    """A row of the table: the keys that it sets, and the numbers that the paper reports.
 
-    ``when`` is that of the table unless the row has its own: a global model is what a client has *before* training.
+    Attributes:
+        name, config: of the row.
+        clients: their number; None for that of the column or the table.
+        missing: why Floret cannot run the row; empty if it can.
+        when: ``before`` for rows that measure a global model, which is what a client has before training.
+        reported, spread: percent, one a column; None where the paper prints none.
     """
 
     name: str
@@ -73,9 +84,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Claim:
-    """An ordering that the paper claims: row ``higher`` is above each row of ``than``.
+    """An ordering that the paper claims: in ``columns`` (none: in all), row ``higher`` is above each row of ``than``.
 
-    ``by`` at least so many points; a negative number allows it to be so many points behind.
+    It leads by at least ``by`` points; if ``by`` is negative, it may be that many points behind.
     """
 
     text: str
@@ -86,18 +97,23 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlannedRun:
     """A run and its place in the table."""
 
     row: str
     column: str
     seed: int
-    cell: Cell
+    spec: RunSpec
+
+    @property
+    def label(self) -> str:
+        """Row, column and seed on one line."""
+        return f"{self.row} | {self.column} | seed {self.seed}"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Where a claim holds, where it does not, and where a number is missing, by column."""
+    """The columns in which a claim holds, those in which it does not (with the numbers), those without numbers."""
 
     held: tuple[str, ...]
     broken: Mapping[str, str]
@@ -107,8 +123,8 @@ class Verdict:
         measured = len(self.held) + len(self.broken)
         if not measured:
             return "not measured"
-        said = "held" if not self.broken else "not held" if not self.held else "held in part"
-        text = f"{said}: {len(self.held)} of {measured} columns"
+        outcome = "held" if not self.broken else "not held" if not self.held else "held in part"
+        text = f"{outcome}: {len(self.held)} of {measured} columns"
         if self.unmeasured:
             text += f" ({len(self.unmeasured)} not measured)"
         return text + "".join(f"; {column}: {why}" for column, why in self.broken.items())
@@ -116,7 +132,18 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A published table. ``chosen`` says what the paper leaves open and what the file takes."""
+    """A published table.
+
+    Attributes:
+        stem: the name of its file, without the ending.
+        title, paper, table: of which paper; the table's number there.
+        measure: what is compared.
+        spread: what the paper's second numbers are taken over, ``clients`` or ``runs``; empty if it prints none.
+        clients: number of clients.
+        config: keys of the run config for all runs.
+        columns, rows, claims: of the table.
+        chosen: a sentence on each thing that the paper leaves open, and what is run instead.
+    """
 
     stem: str
     title: str
@@ -146,27 +173,27 @@ class Experiment:
             raise ConfigError(f"{path}: is not YAML ({' '.join(str(error).split())})") from error
         return cls(stem=path.stem, **_Reader(str(path)).experiment(content))
 
-    def placed(
+    def planned_runs(
         self, seeds: Sequence[int], scale: float, data: "Data", federation: str, same: Mapping[str, Any]
-    ) -> list[Placed]:
+    ) -> list[PlannedRun]:
         """Return the runs of the table, without those of rows that Floret does not have.
 
         Args:
-            seeds: each is a run of every cell.
+            seeds: each is a run of every cell of the table.
             scale: this part of rounds and samples, in (0, 1].
             data: where datasets are.
-            federation: more of the simulation's ``--federation-config``.
-            same: keys that are the same in all, whatever the file says.
+            federation: the simulation's ``--federation-config`` besides the number of clients.
+            same: keys of every run, which go before those of the file.
         """
         return [
-            Placed(row.name, column.name, seed, self._cell(row, column, seed, scale, data, federation, same))
+            PlannedRun(row.name, column.name, seed, self._spec(row, column, seed, scale, data, federation, same))
             for column in self.columns
             for row in self.rows
             if not row.missing
             for seed in seeds
         ]
 
-    def _cell(
+    def _spec(
         self,
         row: Row,
         column: Column,
@@ -175,7 +202,7 @@ class Experiment:
         data: "Data",
         federation: str,
         same: Mapping[str, Any],
-    ) -> Cell:
+    ) -> RunSpec:
         keys = {**self.config, **column.config, **row.config, **same, "seed": seed}
         if self.measure.last_rounds > 1 and keys.get("participation", 1.0) < 1:
             keys["evaluate-every"] = 1
@@ -184,7 +211,24 @@ class Experiment:
             samples = keys.get("max-samples") or SIZES[keys["dataset"]]
             keys["max-samples"] = max(LEAST_SAMPLES, round(samples * scale))
         clients = row.clients or column.clients or self.clients
-        return Cell(data.placed(keys), f"num-supernodes={clients} {federation}".strip())
+        return RunSpec(data.added_to(keys), f"num-supernodes={clients} {federation}".strip())
+
+    def job(self, place: PlannedRun, scale: float, config: Mapping[str, Any]) -> Job:
+        """Return a run of the table as a job; its weight is epochs times samples.
+
+        Args:
+            place: the run.
+            scale: as for ``planned_runs``.
+            config: every key of the run.
+        """
+
+        def describe(run: Run) -> str:
+            value = self.value(place.row, run.history, scale)
+            return f"{percent_over_runs([value], 2)} % {self.when(place.row)} local training"
+
+        samples = config["max-samples"] or 60_000
+        weight = float(config["rounds"] * config["local-epochs"] * config["participation"] * samples)
+        return Job(place.spec, place.label, describe, weight)
 
     def when(self, row: str) -> str:
         """Return when a row's accuracy is measured: ``before`` or ``after`` local training."""
@@ -194,12 +238,11 @@ class Experiment:
         """Return how many of the last rounds are averaged: as large a part of the run at every scale."""
         return max(1, round(self.measure.last_rounds * scale))
 
-    def value(self, row: str, history: Sequence[Mapping[str, Any]], scale: float) -> float | None:
-        """Return what a row's run says, in [0, 1]: the measure over the rounds that measured every client."""
-        whole = max(len(line["clients"]) for line in history)
-        last = [line for line in history if len(line["clients"]) == whole][-self.window(scale) :]
-        tests = [line["accuracy"][self.when(row)]["test"] for line in last]
-        return mean(test["mean"] for test in tests) if all(tests) else None
+    def value(self, row: str, history: History, scale: float) -> float | None:
+        """Return the measure of a row's run, in [0, 1]; None if no round is complete."""
+        last = history.complete_rounds(self.when(row))[-self.window(scale) :]
+        means = [line.accuracy(self.when(row)).mean for line in last]
+        return mean(value for value in means if value is not None) if means else None
 
     def judge(self, claim: Claim, numbers: Mapping[str, Mapping[str, float | None]]) -> Verdict:
         """Return where a claim holds.
@@ -235,7 +278,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Data:
-    """Where datasets are: a folder for all, and a folder or an npz file for single ones."""
+    """Where datasets are: ``folder`` for all, ``single`` a folder or an npz file by the name of its dataset."""
 
     folder: str
     single: Mapping[str, str]
@@ -260,26 +303,32 @@ class Data:
                 folder = place
         return cls(folder, single, download)
 
-    def placed(self, keys: Mapping[str, Any]) -> dict[str, Any]:
-        """Return keys that find the data; an npz file stands for the dataset that it was given for."""
+    def added_to(self, keys: Mapping[str, Any]) -> dict[str, Any]:
+        """Return ``keys`` with those that say where the data are; an npz file takes the place of its dataset."""
         place = self.single.get(keys["dataset"], self.folder)
         instead = {"dataset": "npz"} if place.endswith(".npz") else {}
         where = {"data-dir": place} if place and keys["dataset"] != "digits" else {}
         return {**keys, **instead, **where, "download": self.download}
 
+    def instead(self, planned: Sequence[PlannedRun]) -> dict[str, str]:
+        """Return the npz file that stands for a dataset, by the dataset's name; nothing if no run reads such a file."""
+        if all(one.spec.keys["dataset"] != "npz" for one in planned):
+            return {}
+        return {name: Path(place).name for name, place in self.single.items() if place.endswith(".npz")}
 
-def selected(placed: Iterable[Placed], patterns: Sequence[str]) -> list[Placed]:
+
+def selected(tables: Sequence[Sequence[PlannedRun]], patterns: Sequence[str]) -> list[list[PlannedRun]]:
     """Return the runs whose row matches one of the patterns for rows, and whose column one of those for columns.
 
     Args:
-        placed: runs of one or more tables.
-        patterns: names of rows or columns, ``*`` for any text, case ignored.
+        tables: the runs of each table.
+        patterns: names of rows or columns, ``*`` for any text, case ignored; without patterns every run is returned.
 
     Raises:
-        ConfigError: a pattern matches no name.
+        ConfigError: a pattern matches no name in any table.
     """
-    placed = list(placed)
-    rows, columns = {one.row for one in placed}, {one.column for one in placed}
+    rows = {one.row for planned in tables for one in planned}
+    columns = {one.column for planned in tables for one in planned}
     wanted_rows, wanted_columns = set[str](), set[str]()
     for pattern in patterns:
         in_rows, in_columns = _matching(pattern, rows), _matching(pattern, columns)
@@ -288,9 +337,12 @@ def selected(placed: Iterable[Placed], patterns: Sequence[str]) -> list[Placed]:
         wanted_rows |= in_rows
         wanted_columns |= in_columns
     return [
-        one
-        for one in placed
-        if (not wanted_rows or one.row in wanted_rows) and (not wanted_columns or one.column in wanted_columns)
+        [
+            one
+            for one in planned
+            if (not wanted_rows or one.row in wanted_rows) and (not wanted_columns or one.column in wanted_columns)
+        ]
+        for planned in tables
     ]
 
 
@@ -299,7 +351,7 @@ def _matching(pattern: str, names: Iterable[str]) -> set[str]:
 
 
 class _Reader:
-    """Checks a file's content on the way into dataclasses; errors begin with the file and the key."""
+    """Checks the content of a file and makes dataclasses of it; errors begin with the file and the key."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -307,8 +359,8 @@ class _Reader:
     def experiment(self, content: Any) -> dict[str, Any]:
         known = {field.name for field in fields(Experiment)} - {"stem"}
         table = self._table(content, "the file", known, known - {"spread", "claims", "chosen"})
-        said = self._table(table["measure"], "measure", {"when", "last-rounds"}, {"when", "last-rounds"})
-        when = self._when(said["when"], "measure.when")
+        measure = self._table(table["measure"], "measure", {"when", "last-rounds"}, {"when", "last-rounds"})
+        when = self._when(measure["when"], "measure.when")
         columns = tuple(
             self._column(item, f"columns[{i}]") for i, item in enumerate(self._list(table["columns"], "columns"))
         )
@@ -330,7 +382,7 @@ class _Reader:
             "title": self._text(table["title"], "title"),
             "paper": self._text(table["paper"], "paper"),
             "table": self._count(table["table"], "table"),
-            "measure": Measure(when, self._count(said["last-rounds"], "measure.last-rounds")),
+            "measure": Measure(when, self._count(measure["last-rounds"], "measure.last-rounds")),
             "spread": spread,
             "clients": self._count(table["clients"], "clients"),
             "config": self._config(table["config"], "config"),

@@ -1,13 +1,10 @@
-"""The run directory: what a run leaves behind, written as it goes, so that a killed run can still be read."""
+"""The run directory, written round by round, so that a killed run can still be read (``results.run.read_run``)."""
 
 import fcntl
 import json
-import logging
 import os
-import platform
 import time
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,24 +12,19 @@ from common.config import RunConfig
 from common.durable import write_whole
 from common.errors import FloretError
 from common.home import floret_home
-from server_app.checkpoint import Checkpoint, Checkpoints
-
-log = logging.getLogger("flwr")
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that a result depends on."""
-    found = {"python": platform.python_version()}
-    for package in ("floret", "flwr", "torch", "torchvision", "numpy", "ray"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+from common.names import without_prefix
+from results.history import Json, Round
+from results.run import Summary
 
 
 class RunDirectory:
     """One directory a run: ``config.json``, ``history.jsonl``, ``summary.json``, ``report.html``, ``checkpoints/``.
+
+    Attributes:
+        path: the directory.
+        checkpoints: where the server's checkpoints are; below it ``personal``, the clients' exported models, and
+            ``clients``, what the clients of a simulation keep from round to round.
+        about: the content of ``config.json``, as ``write_config`` wrote it last.
 
     Raises:
         FloretError: it cannot be written, or another run is writing it.
@@ -43,7 +35,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.personal = self.checkpoints / "personal"
         self.clients = self.checkpoints / "clients"
-        self._checkpoints = Checkpoints(self.checkpoints)
+        self.about: Json = {}
         try:
             self.personal.mkdir(parents=True, exist_ok=True)
             self._lock = (path / ".lock").open("a")
@@ -94,15 +86,15 @@ class RunDirectory:
     def write_config(self, values: Mapping[str, Any], about: Mapping[str, Any]) -> None:
         """Write ``config.json``: every key of the run, the method's parameters apart, and ``about`` the run."""
         method = f"{values['method']}."
-        content = {
+        self.about = {
             "config": {key: value for key, value in values.items() if "." not in key},
-            "parameters": {key.removeprefix(method): v for key, v in values.items() if key.startswith(method)},
+            "parameters": without_prefix(values, method),
             **about,
         }
-        self._write("config.json", json.dumps(content, indent=2) + "\n")
+        self._write("config.json", json.dumps(self.about, indent=2) + "\n")
 
-    def read_history(self, rounds: int) -> list[dict[str, Any]]:
-        """Return the first ``rounds`` rounds, and cut the file down to them: what came later is run again.
+    def read_history(self, rounds: int) -> list[Round]:
+        """Return the first ``rounds`` rounds, and cut the file down to them: those after them are run again.
 
         Raises:
             FloretError: a line of these rounds is missing or cannot be read.
@@ -110,39 +102,24 @@ class RunDirectory:
         path = self.path / "history.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines()[:rounds] if path.is_file() else []
         try:
-            history = [json.loads(line) for line in lines]
-        except ValueError as error:
+            history = [Round.from_json(json.loads(line)) for line in lines]
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise FloretError(f"{path}: a line before round {rounds} cannot be read") from error
-        if [line["round"] for line in history] != list(range(1, rounds + 1)):
+        if [line.round for line in history] != list(range(1, rounds + 1)):
             raise FloretError(f"{path}: does not have the rounds 1 to {rounds} that the checkpoint is from")
         self._write("history.jsonl", "".join(f"{line}\n" for line in lines))
         return history
 
-    def append_history(self, line: Mapping[str, Any]) -> None:
+    def append_history(self, line: Round) -> None:
         """Add a round to ``history.jsonl``, whole and on disk before this returns."""
         with (self.path / "history.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
+            file.write(json.dumps(line.to_json(), allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
-    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint; see ``server_app.checkpoint``."""
-        self._checkpoints.write(checkpoint)
-
-    def read_checkpoint(self) -> Checkpoint:
-        """Return the last intact checkpoint; damaged ones are logged.
-
-        Raises:
-            FloretError: there is none.
-        """
-        checkpoint, notes = self._checkpoints.read()
-        for note in notes:
-            log.warning("%s; going back to round %d", note, checkpoint.round)
-        return checkpoint
-
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
+    def write_summary(self, summary: Summary) -> None:
         """Write ``summary.json``."""
-        self._write("summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
+        self._write("summary.json", json.dumps(summary.to_json(), indent=2, allow_nan=False) + "\n")
 
     def _write(self, name: str, text: str) -> None:
         try:

@@ -252,8 +252,8 @@ round{{ "" if run.planned_rounds == 1 else "s" }} · seed {{ run.setting("seed")
 <table id="refusals">
 <thead><tr><th>round</th><th class="text">client</th><th class="text">reason</th></tr></thead>
 <tbody>
-{% for refusal in refusals %}
-<tr><td>{{ refusal.round }}</td><td class="text">{{ refusal.client }}</td>
+{% for round, refusal in refusals %}
+<tr><td>{{ round }}</td><td class="text">{{ refusal.client }}</td>
 <td class="text">{{ refusal.reason }}</td></tr>
 {% endfor %}
 </tbody>

@@ -1,30 +1,54 @@
-"""What the runs of an experiment measured, beside what the paper reports: as data, as text."""
+"""What the runs of an experiment measured, beside what the paper reports: as JSON, as Markdown."""
 
 import datetime
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
 
-from cli.cells import Cells, Outcome
-from cli.experiment import Experiment, Placed, Verdict
+from common.durable import write_whole
+from results.experiment import Experiment, PlannedRun, Verdict
+from results.history import Figures, History
+from results.runs import Runs
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run of the table that is done: accuracies in [0, 1]; ``curve`` is round, before, after (test, mean)."""
+class MeasuredRun:
+    """A run of the table that is done, without its history, which is large.
 
-    place: Placed
+    Attributes:
+        place: its place in the table.
+        value: the experiment's measure, in [0, 1].
+        std: over clients, in the last complete round, in [0, 1].
+        curve: round, mean test accuracy before and after local training in [0, 1], for each complete round.
+        clients: their number.
+        figures: of the whole run.
+        about: the conditions it ran under, see ``results.runs.Outcome``.
+        folder: name of the folder that its run directory is in.
+    """
+
+    place: PlannedRun
     value: float | None
     std: float | None
     curve: tuple[tuple[int, float | None, float | None], ...]
-    outcome: Outcome
+    clients: int
+    figures: Figures
+    about: Mapping[str, Any]
     folder: str
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A cell of the table, in percent: ``mean`` and ``std`` over seeds, ``clients`` the spread over clients."""
+    """A cell of the table, all numbers in percent.
+
+    Attributes:
+        reported, reported_spread: the paper's.
+        values: ours, one a seed.
+        clients: our standard deviation over clients, mean over seeds.
+        missing: why Floret cannot run it; empty if it can.
+    """
 
     reported: float | None
     reported_spread: float | None
@@ -49,10 +73,10 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Results:
-    """All that is known of an experiment at one scale.
+class ExperimentResults:
+    """What the runs of an experiment at one scale measured.
 
-    Args:
+    Attributes:
         experiment: the table.
         scale: the part of rounds and samples that was run.
         runs: those that are done.
@@ -63,8 +87,8 @@ class Results:
 
     experiment: Experiment
     scale: float
-    runs: tuple[Run, ...]
-    planned: tuple[Placed, ...]
+    runs: tuple[MeasuredRun, ...]
+    planned: tuple[PlannedRun, ...]
     failed: Mapping[tuple[str, str, int], str]
     instead: Mapping[str, str]
 
@@ -73,25 +97,48 @@ class Results:
         cls,
         experiment: Experiment,
         scale: float,
-        cells: Cells,
-        planned: Sequence[Placed],
+        runs: Runs,
+        planned: Sequence[PlannedRun],
         failed: Mapping[str, str],
         instead: Mapping[str, str],
-    ) -> "Results":
-        """Read what is done; ``failed`` is by the name of the cell's folder."""
-        runs = []
+    ) -> "ExperimentResults":
+        """Read the runs that are done; ``failed`` is by the name of the run's folder."""
+        measured = []
         reasons: dict[tuple[str, str, int], str] = {}
         for place in planned:
-            folder = cells.folder(place.cell).name
-            outcome = cells.outcome(place.cell)
+            folder = runs.folder(place.spec).name
+            outcome = runs.outcome(place.spec)
             if outcome:
-                last = outcome.history[-1]["accuracy"][experiment.when(place.row)]["test"]
-                std = last and last["std"]
-                value = experiment.value(place.row, outcome.history, scale)
-                runs.append(Run(place, value, std, _curve(outcome.history), outcome, folder))
+                run, when = outcome.run, experiment.when(place.row)
+                last = run.history.last_complete(when)
+                measured.append(
+                    MeasuredRun(
+                        place=place,
+                        value=experiment.value(place.row, run.history, scale),
+                        std=last.accuracy(when).std if last else None,
+                        curve=_curve(run.history, when),
+                        clients=len(run.client_names()),
+                        figures=run.figures,
+                        about=outcome.about,
+                        folder=folder,
+                    )
+                )
             elif folder in failed:
                 reasons[place.row, place.column, place.seed] = failed[folder]
-        return cls(experiment, scale, tuple(runs), tuple(planned), reasons, dict(instead))
+        return cls(experiment, scale, tuple(measured), tuple(planned), reasons, dict(instead))
+
+    @property
+    def stem(self) -> str:
+        """The name of the result's files, without their endings."""
+        return self.experiment.stem + (f"-scale{self.scale:g}" if self.scale < 1 else "")
+
+    def write(self, folder: Path) -> str:
+        """Write the Markdown and the JSON file, and return the Markdown."""
+        text = self.markdown()
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / f"{self.stem}.md", text.encode())
+        write_whole(folder / f"{self.stem}.json", (json.dumps(self.data(), indent=1) + "\n").encode())
+        return text
 
     def entry(self, row: str, column: str) -> Entry:
         """Return a cell of the table."""
@@ -128,26 +175,26 @@ class Results:
         return sorted({place.seed for place in self.planned})
 
     def notes(self) -> list[str]:
-        """Return the sentences that say under which conditions our numbers were measured."""
-        said = [f"Measured: {self.experiment.measure}."]
+        """Return the conditions under which our numbers were measured, a sentence each."""
+        notes = [f"Measured: {self.experiment.measure}."]
         for row in self.experiment.rows:
             if row.when != self.experiment.measure.when:
-                said.append(f"{row.name}: {row.when} local training.")
+                notes.append(f"{row.name}: {row.when} local training.")
         if self.scale < 1:
-            said.append(
+            notes.append(
                 f"Scaled down: {self.scale:g} of the rounds and {self.scale:g} of the samples of the paper's setting, "
                 "so these numbers are not the paper's experiment."
             )
             if self.experiment.measure.last_rounds > 1:
-                said[-1] += f" Averaged over the last {self.experiment.window(self.scale)} rounds."
-        said += [f"{name} was read from {file}." for name, file in sorted(self.instead.items())]
-        total = sum(run.outcome.summary["seconds"]["total"] for run in self.runs)
+                notes[-1] += f" Averaged over the last {self.experiment.window(self.scale)} rounds."
+        notes += [f"{name} was read from {file}." for name, file in sorted(self.instead.items())]
+        total = sum(run.figures.seconds or 0.0 for run in self.runs)
         seeds = ", ".join(map(str, self.seeds()))
-        said.append(f"{len(self.runs)} of {len(self.planned)} runs (seeds {seeds}), {total / 60:.0f} minutes of runs.")
+        notes.append(f"{len(self.runs)} of {len(self.planned)} runs (seeds {seeds}), {total / 60:.0f} minutes of runs.")
         for key, text in (("commit", "Commit"), ("machine", "Machine"), ("versions", "Versions")):
-            found = {_plain(key, run.outcome.about[key]) for run in self.runs}
-            said += [f"{text}: {'; '.join(sorted(found))}."] if found else []
-        return said
+            found = {_plain(key, run.about[key]) for run in self.runs}
+            notes += [f"{text}: {'; '.join(sorted(found))}."] if found else []
+        return notes
 
     def data(self) -> dict[str, Any]:
         """Return everything as JSON."""
@@ -189,23 +236,22 @@ class Results:
             "runs": [self._run(place, done.get((place.row, place.column, place.seed))) for place in self.planned],
         }
 
-    def _run(self, place: Placed, run: Run | None) -> dict[str, Any]:
+    def _run(self, place: PlannedRun, run: MeasuredRun | None) -> dict[str, Any]:
         where = {"row": place.row, "column": place.column, "seed": place.seed}
         if run is None:
             reason = self.failed.get((place.row, place.column, place.seed))
             return {**where, "status": "failed" if reason else "not run", "reason": reason}
-        summary, about = run.outcome.summary, run.outcome.about
         return {
             **where,
             "status": "done",
             "value": run.value,
             "std_over_clients": run.std,
-            "clients": summary["clients"],
-            "bytes": summary["bytes"],
-            "seconds": summary["seconds"]["total"],
-            "refused": summary["refused"],
+            "clients": run.clients,
+            "bytes": run.figures.bytes.to_json(),
+            "seconds": run.figures.seconds,
+            "refused": run.figures.refused,
             "curve": {"round, before, after": run.curve},
-            **{key: value for key, value in about.items() if key != "run"},
+            **{key: value for key, value in run.about.items() if key != "run"},
             "folder": run.folder,
         }
 
@@ -261,16 +307,11 @@ def number(value: float | None, form: str = ".2f") -> str:
     return "-" if value is None else format(value, form)
 
 
-def _curve(history: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, float | None, float | None], ...]:
-    """Return round, before, after (test accuracy, mean over clients) of the rounds that measured all clients."""
-    whole = max(len(line["clients"]) for line in history)
-    points = []
-    for line in history:
-        if len(line["clients"]) == whole:
-            tests = [line["accuracy"][when]["test"] for when in ("before", "after")]
-            before, after = (test["mean"] if test else None for test in tests)
-            points.append((line["round"], before, after))
-    return tuple(points)
+def _curve(history: History, when: str) -> tuple[tuple[int, float | None, float | None], ...]:
+    return tuple(
+        (line.round, line.accuracy("before").mean, line.accuracy("after").mean)
+        for line in history.complete_rounds(when)
+    )
 
 
 def _plain(key: str, value: Any) -> str:

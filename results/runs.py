@@ -1,6 +1,6 @@
 """Many runs, one simulation after another: what is done is not run again, what was killed goes on from its checkpoint.
 
-``floret sweep`` and ``floret reproduce`` say which runs; this module runs them and reads what they measured.
+This module starts ``flwr run`` for each run of a sweep or an experiment, and reads what it measured.
 """
 
 import fcntl
@@ -16,27 +16,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cli.run import default_config, merged
+from common.config import RunConfig, read_keys
 from common.durable import write_whole
 from common.errors import FloretError
+from common.run_config import default_config, merged
+from results.run import Run, read_run
+from results.text import countdown
 
 # Keys that change where a run finds and leaves its files, not what it computes.
 PLACES = ("output-dir", "data-dir", "download", "resume", "tensorboard", "tracker")
 # Keys that mean nothing in a simulation.
 _REAL_NODES = ("return-timeout",)
+# On disk a run is a cell of its table: folders of runs that are done keep their names.
+_FOLDER, _ABOUT = "cells", "cell.json"
 _POLL = 0.5
 _RUN_ID = re.compile(r"Successfully started run (\d+)")
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One run: ``keys`` of the run config that differ from the app's defaults, and the simulation's ``federation``."""
+class RunSpec:
+    """A run to make: the ``keys`` of its run config that differ from the defaults, and its ``--federation-config``."""
 
     keys: Mapping[str, Any]
     federation: str
@@ -44,31 +48,34 @@ class Cell:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished cell measured: ``history``, ``summary`` of its run; ``about`` has commit, versions, machine."""
+    """A finished run and the conditions it ran under.
 
-    history: list[dict[str, Any]]
-    summary: dict[str, Any]
-    about: dict[str, Any]
+    ``about`` has the ``run`` directory's name, ``config``, ``federation-config``, ``commit``, ``machine``, ``started``,
+    ``resumed`` (how often) and ``versions``.
+    """
+
+    run: Run
+    about: Mapping[str, Any]
 
 
-class Cells:
-    """The cells of an app and their folders.
+class Runs:
+    """The runs of an app and their folders.
 
     Args:
         app: the app's folder.
-        output: folders of cells are below its ``cells/``, named after what is computed: whoever asks for the same run,
-            with data in whichever place, finds it done.
+        output: runs are in folders below its ``cells/``, named after what is computed: two tables that need the same
+            run share it, wherever its data are.
         superlink: the SuperLink connection to run on; empty for Flower's default.
     """
 
     def __init__(self, app: Path, output: Path, superlink: str = "") -> None:
         self._app, self._superlink = app, superlink
         self._defaults = default_config(app)
-        self._folder = output.resolve() / "cells"
+        self._folder = output.resolve() / _FOLDER
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keep other programs from running cells of the same folder.
+    def exclusive(self) -> Iterator[None]:
+        """Keep other programs from starting runs in the same folder.
 
         Raises:
             FloretError: one is doing so.
@@ -78,89 +85,90 @@ class Cells:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise FloretError(f"{self._folder}: another floret is running cells there") from error
+                raise FloretError(f"{self._folder}: another floret is starting runs there") from error
             yield
 
-    def config(self, cell: Cell) -> dict[str, Any]:
-        """Return every key of the cell's run.
+    def config(self, spec: RunSpec) -> dict[str, Any]:
+        """Return every key of the run's config.
 
         Raises:
             ConfigError: a key is not known.
         """
-        return merged(self._defaults, cell.keys)
+        return merged(self._defaults, spec.keys)
 
-    def folder(self, cell: Cell) -> Path:
-        """Return the cell's folder: the name depends on all keys but those of other methods, of places and of
-        real nodes.
+    def folder(self, spec: RunSpec) -> Path:
+        """Return the folder of a run.
+
+        Its name depends on all keys but those of other methods, of places and of real nodes.
         """
-        config = self.config(cell)
+        config = self.config(spec)
         others = tuple(key for key in config if "." in key and not key.startswith(f"{config['method']}."))
         own = {key: value for key, value in config.items() if key not in PLACES + _REAL_NODES + others}
-        text = json.dumps([own, cell.federation], sort_keys=True)
+        text = json.dumps([own, spec.federation], sort_keys=True)
         return self._folder / hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def outcome(self, cell: Cell) -> Outcome | None:
-        """Return what the cell measured; None if it has not been run to its end.
+    def done(self, spec: RunSpec) -> bool:
+        """Return whether the run came to its end."""
+        folder = self.folder(spec)
+        return (folder / _ABOUT).is_file() and _finished(folder) is not None
+
+    def outcome(self, spec: RunSpec) -> Outcome | None:
+        """Read what the run measured; None if it has not come to its end.
 
         Raises:
-            FloretError: a file of its run cannot be read.
+            FloretError: a file of the run cannot be read.
         """
-        folder = self.folder(cell)
-        try:
-            about = json.loads((folder / "cell.json").read_text(encoding="utf-8"))
-            run = folder / about["run"]
-            lines = (run / "history.jsonl").read_text(encoding="utf-8").splitlines()
-            summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-            return Outcome([json.loads(line) for line in lines], summary, about)
-        except FileNotFoundError:
+        folder = self.folder(spec)
+        if not self.done(spec):
             return None
-        except (OSError, ValueError, KeyError) as error:
-            raise FloretError(f"{folder}: cannot be read ({error}); remove it to run the cell again") from error
+        try:
+            about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
+            return Outcome(read_run(folder / about["run"]), about)
+        except (OSError, ValueError, KeyError, FloretError) as error:
+            raise FloretError(f"{folder}: cannot be read ({error}); remove it to make the run again") from error
 
-    def run(self, cell: Cell, watch: Callable[[int], None], *, keep_models: bool = False) -> str:
-        """Run a cell to its end; return why it failed, or an empty text.
+    def run(self, spec: RunSpec, watch: Callable[[int], None], *, keep_models: bool = False) -> str:
+        """Make a run, to its end; return why it failed, or an empty text.
 
-        A run of this cell that was killed goes on after its last checkpoint; one that is still going, because only this
-        program was killed, is waited for. When this program is interrupted it stops the run.
+        A run that was killed goes on after its last checkpoint; one that is still going, because only the program that
+        started it was killed, is waited for. When this program is interrupted it stops the run.
 
         Args:
-            cell: what to run.
+            spec: what to run; a config that the app accepts.
             watch: called with the number of finished rounds, twice a second.
             keep_models: leave the personal models and checkpoints in the run directory.
         """
         import data
-        from server_app.settings import read_config
 
         try:
-            config, _, _ = read_config(self.config(cell))
-            data.check(config)
+            data.check(read_keys(RunConfig, self.config(spec)))
         except FloretError as error:
             return str(error)
-        folder = self.folder(cell)
+        folder = self.folder(spec)
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / "log.txt"
         before = _last_run(folder)
         if before and not (before / "summary.json").is_file():
-            _follow(before, watch)
+            _wait_for(before, watch)
             if not (before / "summary.json").is_file():
-                self._start(cell, folder, log, {"resume": str(before)} if _resumable(before) else {}, watch)
+                self._start(spec, folder, log, {"resume": str(before)} if _resumable(before) else {}, watch)
         if not _finished(folder):
-            self._start(cell, folder, log, {}, watch)
+            self._start(spec, folder, log, {}, watch)
         run = _finished(folder)
         if not run:
             return _reason(log)
         if not keep_models:
             shutil.rmtree(run / "checkpoints", ignore_errors=True)
-        write_whole(folder / "cell.json", (json.dumps(self._about(cell, run), indent=1) + "\n").encode())
+        write_whole(folder / _ABOUT, (json.dumps(self._about(spec, run), indent=1) + "\n").encode())
         return ""
 
     def _start(
-        self, cell: Cell, folder: Path, log: Path, more: Mapping[str, str], watch: Callable[[int], None]
+        self, spec: RunSpec, folder: Path, log: Path, more: Mapping[str, str], watch: Callable[[int], None]
     ) -> None:
-        keys = {**cell.keys, "output-dir": str(folder), **more}
+        keys = {**spec.keys, "output-dir": str(folder), **more}
         command = ["flwr", "run", str(self._app), *([self._superlink] if self._superlink else []), "--stream"]
-        if cell.federation:
-            command += ["--federation-config", cell.federation]
+        if spec.federation:
+            command += ["--federation-config", spec.federation]
         command += ["--run-config", " ".join(f"{key}={json.dumps(value)}" for key, value in keys.items())]
         with log.open("w", encoding="utf-8") as file:
             # In a session of its own: an interrupt is for this program, which stops the run in good order.
@@ -184,12 +192,12 @@ class Cells:
             place = [self._superlink] if self._superlink else []
             subprocess.run(["flwr", "stop", found[1], *place], capture_output=True, check=False)
 
-    def _about(self, cell: Cell, run: Path) -> dict[str, Any]:
+    def _about(self, spec: RunSpec, run: Path) -> dict[str, Any]:
         config = json.loads((run / "config.json").read_text(encoding="utf-8"))
         return {
             "run": run.name,
-            "config": {k: v for k, v in self.config(cell).items() if k not in PLACES},
-            "federation-config": cell.federation,
+            "config": {k: v for k, v in self.config(spec).items() if k not in PLACES},
+            "federation-config": spec.federation,
             "commit": commit(self._app),
             "machine": machine(),
             "started": config.get("started"),
@@ -200,86 +208,87 @@ class Cells:
 
 @dataclass(frozen=True)
 class Job:
-    """A cell that somebody wants: how it is called, and how long it takes compared with the others."""
+    """A run that is wanted.
 
-    cell: Cell
+    Attributes:
+        spec: the run.
+        label: its name in the progress display.
+        describe: what to print of its results.
+        weight: how long it takes compared with the other jobs.
+    """
+
+    spec: RunSpec
     label: str
+    describe: Callable[[Run], str]
     weight: float = 1.0
 
 
-def run_missing(cells: Cells, jobs: Sequence[Job], told: Callable[[Cell], str], *, keep_models: bool) -> dict[str, str]:
-    """Run the cells that are not done, one after another, with a progress display.
+def run_missing(runs: Runs, jobs: Sequence[Job], *, keep_models: bool) -> dict[str, str]:
+    """Make the runs that are not done, one after another, with a progress display.
 
     Args:
-        cells: where they are.
-        jobs: all that are wanted, also those that are done; a cell that occurs twice is run once.
-        told: what to print of a finished cell.
-        keep_models: as in ``Cells.run``.
+        runs: where they are.
+        jobs: all that are wanted, also those that are done; a run that two jobs want is made once.
+        keep_models: as in ``Runs.run``.
 
     Returns:
-        Why a cell failed, by the name of its folder.
+        Why a run failed, by the name of its folder.
 
     Raises:
-        FloretError: another program runs cells of the same folder.
+        FloretError: another program makes runs in the same folder.
     """
     # Ended by a batch system, it stops its run as at Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     failed: dict[str, str] = {}
     console = Console(stderr=False, highlight=False, soft_wrap=True)
     columns = [TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn()]
-    missing = [job for job in jobs if cells.outcome(job.cell) is None]
-    work = _Work([job.weight for job in missing])
+    missing = [job for job in jobs if not runs.done(job.spec)]
+    time_left = _TimeLeft(sum(job.weight for job in missing))
     display = Progress(*columns, TextColumn("{task.fields[left]}"), console=console, transient=True)
-    with cells.alone(), display as progress:
-        bar = progress.add_task("cells", total=len(jobs), completed=len(jobs) - len(missing), left="")
+    with runs.exclusive(), display as progress:
+        bar = progress.add_task("runs", total=len(jobs), completed=len(jobs) - len(missing), left="")
         if len(missing) < len(jobs):
-            console.print(f"{len(jobs) - len(missing)} of {len(jobs)} cells are done")
-        for place, job in enumerate(missing):
-            name = cells.folder(job.cell).name
-            rounds = int(cells.config(job.cell)["rounds"])
+            console.print(f"{len(jobs) - len(missing)} of {len(jobs)} runs are done")
+        for done, job in enumerate(missing, start=len(jobs) - len(missing) + 1):
+            name = runs.folder(job.spec).name
+            rounds = int(runs.config(job.spec)["rounds"])
 
-            def watch(done: int, job: Job = job, rounds: int = rounds) -> None:
-                work.now(done / rounds)
-                progress.update(bar, description=f"{job.label}: round {done}/{rounds}", left=work.left())
+            def watch(finished: int, job: Job = job, rounds: int = rounds) -> None:
+                left = time_left.after(job.weight * finished / rounds)
+                progress.update(bar, description=f"{job.label}: round {finished}/{rounds}", left=left)
 
-            if cells.outcome(job.cell) is None and name not in failed:
+            if not runs.done(job.spec) and name not in failed:
                 watch(0)
-                reason = cells.run(job.cell, watch, keep_models=keep_models)
+                reason = runs.run(job.spec, watch, keep_models=keep_models)
                 if reason:
                     failed[name] = reason
-            work.done(job.weight)
+            time_left.finish(job.weight)
             progress.advance(bar)
-            said = f"failed: {failed[name]}" if name in failed else told(job.cell)
-            done = len(jobs) - len(missing) + place + 1
-            console.print(f"[{done}/{len(jobs)}] {job.label}: {said}{work.left(' | ')}", markup=False)
+            outcome = None if name in failed else runs.outcome(job.spec)
+            result = job.describe(outcome.run) if outcome else f"failed: {failed[name]}"
+            left = time_left.after(0.0)
+            console.print(f"[{done}/{len(jobs)}] {job.label}: {result}{left and f' | {left}'}", markup=False)
     return failed
 
 
-class _Work:
-    """How much of the work is done, and how long the rest takes at the same pace."""
+class _TimeLeft:
+    """How long the rest of the jobs takes if it goes on at the same pace; ``total`` is the sum of their weights."""
 
-    def __init__(self, weights: Sequence[float]) -> None:
-        self._all, self._done, self._part = sum(weights), 0.0, 0.0
-        self._weights = list(weights)
+    def __init__(self, total: float) -> None:
+        self._total, self._finished = total, 0.0
         self._started = time.monotonic()
 
-    def now(self, share: float) -> None:
-        """Say how much of the current cell is done."""
-        self._part = share * (self._weights[0] if self._weights else 0.0)
+    def finish(self, weight: float) -> None:
+        """Count a job of this weight as finished."""
+        self._finished += weight
 
-    def done(self, weight: float) -> None:
-        """Say that a cell is over."""
-        self._done += weight
-        self._weights = self._weights[1:]
-        self._part = 0.0
-
-    def left(self, before: str = "") -> str:
-        """Return the time left, or nothing while there is no telling."""
-        over = self._done + self._part
-        if not over or over >= self._all:
+    def after(self, weight: float) -> str:
+        """Return the time left when this much of the current job is done, too; empty where it cannot be told."""
+        done = self._finished + weight
+        if not done or done >= self._total:
             return ""
-        seconds = round((time.monotonic() - self._started) * (self._all - over) / over)
-        return f"{before}{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d} left"
+        seconds = (time.monotonic() - self._started) * (self._total - done) / done
+        return f"{countdown(seconds)} left"
 
 
 def commit(app: Path) -> str:
@@ -293,7 +302,7 @@ def commit(app: Path) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures were computed on: CPUs, their model, GPUs."""
+    """Return this machine: number and model of its CPUs, its GPUs."""
     import torch
 
     try:
@@ -303,16 +312,6 @@ def machine() -> dict[str, Any]:
     model = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {"cpus": len(os.sched_getaffinity(0)), "cpu": model[1] if model else "", "gpus": gpus}
-
-
-def percent(values: Sequence[float | None], digits: int = 1) -> str:
-    """Return accuracies in [0, 1] in percent: one, or mean and standard deviation of several; ``-`` of none."""
-    from statistics import pstdev
-
-    measured = [100 * value for value in values if value is not None]
-    if not measured:
-        return "-"
-    return f"{mean(measured):.{digits}f}" + (f" ± {pstdev(measured):.{digits}f}" if len(measured) > 1 else "")
 
 
 def _last_run(folder: Path) -> Path | None:
@@ -330,7 +329,7 @@ def _resumable(run: Path) -> bool:
 
 
 def _rounds(folder: Path) -> int:
-    """Return how many rounds the newest run of a cell has finished."""
+    """Return how many rounds the newest run in a folder has finished."""
     run = _last_run(folder)
     try:
         return (run / "history.jsonl").read_bytes().count(b"\n") if run else 0
@@ -338,7 +337,7 @@ def _rounds(folder: Path) -> int:
         return 0
 
 
-def _follow(run: Path, watch: Callable[[int], None]) -> None:
+def _wait_for(run: Path, watch: Callable[[int], None]) -> None:
     """Return when no process is writing a run directory."""
     with (run / ".lock").open("a") as lock:
         while True:

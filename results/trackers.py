@@ -1,4 +1,4 @@
-"""What is told of a run while it goes on, to tools that draw it: TensorBoard, MLflow.
+"""Tools that show a run while it goes on: TensorBoard, MLflow. Each is sent every round when it ends.
 
 Their packages are optional, and imported only where the run config asks for them.
 """
@@ -19,14 +19,16 @@ from flwr.common.exit import add_exit_handler
 from common.config import RunConfig, Scalar
 from common.durable import write_whole
 from common.errors import ConfigError, one_line
-from server_app.rundir import versions
+from common.versions import versions
+from results.history import Round
+from results.run import Summary
 
 log = logging.getLogger("flwr")
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
 class Tracker(ABC):
-    """One tool. It may raise anything: what fails in ``begin`` refuses the run, what fails later ends the tracker.
+    """One tool. An error in ``begin`` ends the run, an error later ends the tracker; it may be any exception.
 
     Attributes:
         name: what it is called in the log.
@@ -49,12 +51,12 @@ class Tracker(ABC):
         """
 
     @abstractmethod
-    def round(self, line: Mapping[str, Any]) -> None:
-        """Take a line of ``history.jsonl``; a resumed run begins with those of the rounds that are done."""
+    def round(self, line: Round) -> None:
+        """Take a round; a resumed run begins with the rounds that are done."""
 
     @abstractmethod
-    def end(self, status: Status, summary: Mapping[str, Any]) -> None:
-        """Take the end of the run, and ``summary.json``, which is empty unless it finished."""
+    def end(self, status: Status, summary: Summary | None) -> None:
+        """Take the end of the run; it has a summary if it finished."""
 
 
 class TensorBoard(Tracker):
@@ -65,7 +67,7 @@ class TensorBoard(Tracker):
     package = "tensorboard"
 
     def begin(self, values: Mapping[str, Scalar], directory: Path, done: int) -> None:
-        """Hide what the event files have after the first round that they lack, which will be written again."""
+        """Hide what the event files have from the first round on that they lack: it is written again."""
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
@@ -86,17 +88,17 @@ class TensorBoard(Tracker):
                 self._writer.file_writer.add_summary(summary, 0)
         self._writer.flush()
 
-    def round(self, line: Mapping[str, Any]) -> None:
+    def round(self, line: Round) -> None:
         """Write a point for each figure."""
-        if line["round"] >= self._first:
+        if line.round >= self._first:
             for name, value in figures(line):
-                self._writer.add_scalar(name, value, line["round"])
+                self._writer.add_scalar(name, value, line.round)
             self._writer.flush()
 
-    def end(self, status: Status, summary: Mapping[str, Any]) -> None:
+    def end(self, status: Status, summary: Summary | None) -> None:
         """Write the summary, and close the files."""
-        last = summary.get("rounds", 0)
-        for name, value in totals(summary):
+        last = summary.config.rounds if summary else 0
+        for name, value in totals(summary) if summary else ():
             self._writer.add_scalar(name, value, last)
         self._writer.add_text("status", status, last)
         if status == "FINISHED":
@@ -123,7 +125,7 @@ class Mlflow(Tracker):
         # MLflow's own default is to try for eight minutes, in which the federation would wait.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-        # What is used here and how is nobody's business but the user's.
+        # MLflow sends usage statistics unless this is set.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow import MlflowClient
         from mlflow.entities import Param, RunTag
@@ -133,11 +135,11 @@ class Mlflow(Tracker):
         self._client = MlflowClient(tracking_uri=uri or f"sqlite:///{runs / 'mlflow.db'}")
         # A local store would put artifacts into the working directory.
         self._artifacts = None if uri else (runs / "mlflow-artifacts").as_uri()
-        keeper = directory / "mlflow-run"
-        run = self._known(keeper.read_text(encoding="utf-8").strip()) if keeper.is_file() else None
+        id_file = directory / "mlflow-run"
+        run = self._known(id_file.read_text(encoding="utf-8").strip()) if id_file.is_file() else None
         if run is None:
             run = self._client.create_run(self._experiment(), run_name=directory.name)
-            write_whole(keeper, run.info.run_id.encode())
+            write_whole(id_file, run.info.run_id.encode())
         self._run = run.info.run_id
         self._client.update_run(self._run, status="RUNNING")
         self._there = {metric.step for metric in self._client.get_metric_history(self._run, "seconds")}
@@ -179,15 +181,15 @@ class Mlflow(Tracker):
             raise ConfigError(f"the experiment {name!r} was deleted; restore it, or set MLFLOW_EXPERIMENT_NAME")
         return str(found.experiment_id)
 
-    def round(self, line: Mapping[str, Any]) -> None:
-        """Log a round, unless MLflow has it: what it was told it keeps, so a second time would be a second point."""
-        if line["round"] not in self._there:
-            self._log(figures(line), line["round"])
+    def round(self, line: Round) -> None:
+        """Log a round, unless MLflow has it: it deletes no point, so a round sent twice would be drawn twice."""
+        if line.round not in self._there:
+            self._log(figures(line), line.round)
 
-    def end(self, status: Status, summary: Mapping[str, Any]) -> None:
+    def end(self, status: Status, summary: Summary | None) -> None:
         """Log the summary, and end the run."""
         if summary:
-            self._log(totals(summary), summary["rounds"])
+            self._log(totals(summary), summary.config.rounds)
         self._client.set_terminated(self._run, status)
 
     def _log(self, values: Iterator[tuple[str, float]], step: int) -> None:
@@ -197,11 +199,11 @@ class Mlflow(Tracker):
         self._client.log_batch(self._run, metrics=[Metric(name, value, now, step) for name, value in values])
 
 
-# What the key `tracker` may name.
+# The values of the key `tracker`.
 TRACKERS: dict[str, type[Tracker]] = {"mlflow": Mlflow}
 
 
-def wanted(config: RunConfig) -> list[Tracker]:
+def trackers_of(config: RunConfig) -> list[Tracker]:
     """Return the trackers that the config asks for.
 
     Raises:
@@ -219,18 +221,18 @@ def wanted(config: RunConfig) -> list[Tracker]:
 
 
 class Trackers:
-    """The trackers of a run. As a context it sees to it that each is told how the run ended."""
+    """The trackers of a run; used as a context, so that each is sent how the run ended, whatever ended it."""
 
     def __init__(self, trackers: list[Tracker]) -> None:
         self._trackers = trackers
         self._going: list[Tracker] = []
-        self._summary: Mapping[str, Any] = {}
+        self._summary: Summary | None = None
 
     def begin(self, values: Mapping[str, Scalar], directory: Path, done: int) -> None:
         """Begin all of them; see ``Tracker.begin``.
 
         Raises:
-            ConfigError: one cannot begin; whoever asked for it can still mend that.
+            ConfigError: one cannot begin; no client has trained yet, so the user loses nothing by mending that.
         """
         for tracker in self._trackers:
             try:
@@ -239,23 +241,23 @@ class Trackers:
                 raise ConfigError(f"{tracker.setting}: {tracker.name} cannot begin: {one_line(error)}") from error
             self._going.append(tracker)
         if self._going:
-            # A stopped simulation ends without a word to the thread of its ServerApp.
+            # When a simulation is stopped, its process exits and no exception reaches the ServerApp's thread.
             add_exit_handler(lambda: self._end("KILLED"))
 
-    def round(self, line: Mapping[str, Any]) -> None:
-        """Tell of a round."""
-        self._tell(lambda tracker: tracker.round(line))
+    def round(self, line: Round) -> None:
+        """Send each tracker a round."""
+        self._send(lambda tracker: tracker.round(line))
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """Tell of the end of a run that came to it."""
+    def finish(self, summary: Summary) -> None:
+        """Tell that the run finished."""
         self._summary = summary
         self._end("FINISHED")
 
     def _end(self, status: Status) -> None:
-        self._tell(lambda tracker: tracker.end(status, self._summary))
+        self._send(lambda tracker: tracker.end(status, self._summary))
         self._going = []
 
-    def _tell(self, what: Callable[[Tracker], None]) -> None:
+    def _send(self, what: Callable[[Tracker], None]) -> None:
         for tracker in list(self._going):
             try:
                 what(tracker)
@@ -272,16 +274,16 @@ class Trackers:
         self._end("FAILED" if kind and issubclass(kind, Exception) else "KILLED")
 
 
-def figures(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield name and value of all that a line of ``history.jsonl`` says of the round as a whole."""
-    shown = {key: line[key] for key in ("accuracy", "loss", "bytes", "seconds")} | {"refused": len(line["refused"])}
+def figures(line: Round) -> Iterator[tuple[str, float]]:
+    """Yield name and value of each figure of a round as a whole, under their names in ``history.jsonl``."""
+    record = line.to_json()
+    shown = {key: record[key] for key in ("accuracy", "loss", "bytes", "seconds")} | {"refused": len(line.refused)}
     yield from _flat("", shown)
 
 
-def totals(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield name and value of what was measured, of ``summary.json``."""
-    measured = ("accuracy", "best_validation", "bytes", "seconds", "refused", "clients")
-    yield from _flat("summary/", {key: summary[key] for key in measured if key in summary})
+def totals(summary: Summary) -> Iterator[tuple[str, float]]:
+    """Yield name and value of each figure of ``summary.json``."""
+    yield from _flat("summary/", {**summary.figures.to_json(), "clients": summary.clients})
 
 
 def _flat(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -1,0 +1,65 @@
+"""The run config as text: the app's defaults in ``pyproject.toml``, what ``--run-config`` says, the two together."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from common.config import check_known
+from common.errors import ConfigError
+
+# As `flwr run` reads it: pairs of key and value, the value perhaps quoted, separated by white space.
+_PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
+
+
+def parse_run_config(text: str) -> dict[str, Any]:
+    """Return the keys of a ``--run-config``: ``'alpha=0.5 method="fedper"'``, or the path of a TOML file.
+
+    Raises:
+        ConfigError: the text or the file cannot be read as such.
+    """
+    try:
+        if text.endswith(".toml"):
+            return flat(tomllib.loads(Path(text).expanduser().read_text(encoding="utf-8")))
+        left = _PAIR.sub("", text).split()
+        if left:
+            raise ConfigError(f"run config {text!r}: {left[0]!r} is not key=value, without blanks around the '='")
+        return flat(tomllib.loads("\n".join(f"{key} = {value}" for key, value in _PAIR.findall(text))))
+    except OSError as error:
+        raise ConfigError(f"run config {text}: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        example = """'method="fedper" alpha=0.5 download=true'"""
+        raise ConfigError(f"run config {text!r} cannot be read ({error}); it must be like {example}") from error
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a table of tables as one, with dotted keys."""
+    keys: dict[str, Any] = {}
+    for key, value in table.items():
+        keys |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return keys
+
+
+def default_config(app: Path) -> dict[str, Any]:
+    """Return the run config of the app in folder ``app``, every key with its default.
+
+    Raises:
+        ConfigError: there is no app.
+    """
+    file = app / "pyproject.toml"
+    try:
+        project = tomllib.loads(file.read_text(encoding="utf-8"))
+        return flat(project["tool"]["flwr"]["app"]["config"])
+    except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{file} is not that of a Flower app with a run config; start in Floret's folder") from error
+
+
+def merged(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults with the overrides in place.
+
+    Raises:
+        ConfigError: names a key that there is no default for, and the nearest one.
+    """
+    check_known(overrides, defaults)
+    return {**defaults, **overrides}

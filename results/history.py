@@ -1,0 +1,408 @@
+"""The history of a run, typed: what each client did in each round, and how accuracies lie over clients.
+
+The ServerApp writes a ``Round`` as a line of ``history.jsonl`` by ``to_json``; whoever reads the file calls
+``from_json``. That also takes lines of earlier versions of Floret: what a line lacks counts as not measured.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Self
+
+import numpy as np
+
+Json = dict[str, Any]
+SPLITS = ("test", "validation")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Accuracy over clients, each figure in [0, 1]; all None where no client was measured.
+
+    Attributes:
+        mean: every client counts the same.
+        weighted_mean: weighted by the samples that each accuracy was measured on.
+        std: population standard deviation over clients.
+        worst_decile: mean over the worst tenth of the clients, rounded up.
+    """
+
+    mean: float | None = None
+    weighted_mean: float | None = None
+    std: float | None = None
+    worst_decile: float | None = None
+
+    @classmethod
+    def over(cls, accuracies: Sequence[float], samples: Sequence[int]) -> Self:
+        """Return the spread of ``accuracies``, one a client, measured on so many ``samples`` each."""
+        if not accuracies:
+            return cls()
+        values = np.array(accuracies)
+        worst = np.sort(values)[: math.ceil(len(values) / 10)]
+        weighted = np.average(values, weights=samples)
+        return cls(float(values.mean()), float(weighted), float(values.std()), float(worst.mean()))
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any] | None) -> Self:
+        """Read what ``to_json`` returned."""
+        record = record or {}
+        return cls(*(_number(record.get(key)) for key in ("mean", "weighted_mean", "std", "worst_decile")))
+
+    def to_json(self) -> Json | None:
+        """Return the figures by name; None if no client was measured."""
+        return None if self.mean is None else asdict(self)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One client's accuracy in [0, 1] on its own splits; None where it was not measured."""
+
+    test: float | None = None
+    validation: float | None = None
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any] | None) -> Self:
+        """Read what ``to_json`` returned."""
+        record = record or {}
+        return cls(_number(record.get("test")), _number(record.get("validation")))
+
+    def to_json(self) -> Json | None:
+        """Return the accuracies by split; None if neither was measured."""
+        return None if self == Scores() else asdict(self)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of the tensors that travelled: ``up`` to the server, ``down`` to the client."""
+
+    up: int = 0
+    down: int = 0
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any] | None) -> Self:
+        """Read what ``to_json`` returned."""
+        record = record or {}
+        return cls(int(record.get("up") or 0), int(record.get("down") or 0))
+
+    def to_json(self) -> Json:
+        """Return both numbers by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """What one client did in one round: accuracies before and after local training, mean ``loss`` over its steps (None
+    if it did not train), bytes, seconds on the client.
+    """
+
+    trained: bool
+    before: Scores
+    after: Scores
+    loss: float | None
+    bytes: Traffic
+    seconds: float | None
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Self:
+        """Read what ``to_json`` returned."""
+        return cls(
+            trained=bool(record.get("trained")),
+            before=Scores.from_json(record.get("before")),
+            after=Scores.from_json(record.get("after")),
+            loss=_number(record.get("loss")),
+            bytes=Traffic.from_json(record.get("bytes")),
+            seconds=_number(record.get("seconds")),
+        )
+
+    def to_json(self) -> Json:
+        """Return the client's part of a line of ``history.jsonl``."""
+        return {
+            "trained": self.trained,
+            "before": self.before.to_json(),
+            "after": self.after.to_json(),
+            "loss": self.loss,
+            "bytes": self.bytes.to_json(),
+            "seconds": self.seconds,
+        }
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A reply that the round went on without, and why."""
+
+    client: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a client reported besides its figures, such as a damaged file of its state."""
+
+    client: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round, a line of ``history.jsonl``.
+
+    Attributes:
+        round: its number, from 1.
+        clients: by name, those that trained or were measured.
+        before, after: accuracy before and after local training over the clients, by split: ``test``, ``validation``.
+        loss: mean over the clients that trained; None if none did.
+        bytes: of all clients.
+        refused, notes: in the order of their arrival.
+        seconds: from the first message to the last reply, evaluation included.
+    """
+
+    round: int
+    clients: Mapping[str, ClientRound]
+    before: Mapping[str, Spread]
+    after: Mapping[str, Spread]
+    loss: float | None
+    bytes: Traffic
+    refused: tuple[Refusal, ...]
+    notes: tuple[Note, ...]
+    seconds: float
+
+    @classmethod
+    def of(
+        cls,
+        number: int,
+        clients: Mapping[str, ClientRound],
+        samples: Mapping[str, Mapping[str, int]],
+        refused: Sequence[Refusal],
+        notes: Sequence[Note],
+        seconds: float,
+    ) -> Self:
+        """Return a round with the figures over its clients.
+
+        Args:
+            number: of the round.
+            clients: by name.
+            samples: size of each split, by the clients' names.
+            refused: replies that were not used.
+            notes: what clients reported besides.
+            seconds: that the round took.
+        """
+
+        def spreads(when: str) -> dict[str, Spread]:
+            table = {}
+            for split in SPLITS:
+                scores = {name: getattr(getattr(client, when), split) for name, client in clients.items()}
+                measured = {name: score for name, score in scores.items() if score is not None}
+                table[split] = Spread.over(list(measured.values()), [samples[name][split] for name in measured])
+            return table
+
+        losses = [client.loss for client in clients.values() if client.trained and client.loss is not None]
+        return cls(
+            round=number,
+            clients=clients,
+            before=spreads("before"),
+            after=spreads("after"),
+            loss=sum(losses) / len(losses) if losses else None,
+            bytes=_total(client.bytes for client in clients.values()),
+            refused=tuple(refused),
+            notes=tuple(notes),
+            seconds=seconds,
+        )
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Self:
+        """Read what ``to_json`` returned.
+
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError: it is something else.
+        """
+        accuracy = record.get("accuracy") or {}
+        return cls(
+            round=int(record["round"]),
+            clients={str(name): ClientRound.from_json(one) for name, one in (record.get("clients") or {}).items()},
+            before=_spreads(accuracy.get("before")),
+            after=_spreads(accuracy.get("after")),
+            loss=_number(record.get("loss")),
+            bytes=Traffic.from_json(record.get("bytes")),
+            refused=tuple(Refusal(str(one["client"]), str(one["reason"])) for one in record.get("refused") or ()),
+            notes=tuple(Note(str(one["client"]), str(one["note"])) for one in record.get("notes") or ()),
+            seconds=_number(record.get("seconds")) or 0.0,
+        )
+
+    def to_json(self) -> Json:
+        """Return the line of ``history.jsonl``."""
+        accuracy = {"before": self.before, "after": self.after}
+        return {
+            "round": self.round,
+            "clients": {name: client.to_json() for name, client in self.clients.items()},
+            "accuracy": {
+                when: {split: spread.to_json() for split, spread in spreads.items()}
+                for when, spreads in accuracy.items()
+            },
+            "loss": self.loss,
+            "bytes": self.bytes.to_json(),
+            "refused": [asdict(refusal) for refusal in self.refused],
+            "notes": [asdict(note) for note in self.notes],
+            "seconds": self.seconds,
+        }
+
+    def accuracy(self, when: str = "after", split: str = "test") -> Spread:
+        """Return the spread over clients, ``when`` being ``before`` or ``after`` local training."""
+        return (self.before if when == "before" else self.after)[split]
+
+    def measured(self, when: str = "after", split: str = "test") -> int:
+        """Return the number of clients whose accuracy ``when`` on ``split`` was measured in this round."""
+        if self.accuracy(when, split).mean is None:
+            return 0
+        return sum(getattr(getattr(client, when), split) is not None for client in self.clients.values())
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best round by validation accuracy, and the mean test accuracy in it."""
+
+    round: int
+    test_mean: float | None
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A run in figures, those of ``summary.json``.
+
+    Attributes:
+        before, after: accuracy on the test split in the last round; in a run that did not come to its end, in the last
+            complete round.
+        best_validation: None without a validation split.
+        bytes: of all rounds.
+        seconds, seconds_per_round: of the whole run; median over rounds.
+        refused: number of replies.
+    """
+
+    before: Spread
+    after: Spread
+    best_validation: Best | None
+    bytes: Traffic
+    seconds: float | None
+    seconds_per_round: float | None
+    refused: int
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Self:
+        """Read ``summary.json``.
+
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError: it is something else.
+        """
+        accuracy = record.get("accuracy") or {}
+        seconds = record.get("seconds") or {}
+        best = record.get("best_validation")
+        return cls(
+            before=Spread.from_json(accuracy.get("before")),
+            after=Spread.from_json(accuracy.get("after")),
+            best_validation=Best(int(best["round"]), _number(best.get("test_mean"))) if best else None,
+            bytes=Traffic.from_json(record.get("bytes")),
+            seconds=_number(seconds.get("total")),
+            seconds_per_round=_number(seconds.get("per_round_median")),
+            refused=int(record.get("refused") or 0),
+        )
+
+    def to_json(self) -> Json:
+        """Return the part of ``summary.json`` that was measured."""
+        return {
+            "accuracy": {"after": self.after.to_json(), "before": self.before.to_json()},
+            "best_validation": asdict(self.best_validation) if self.best_validation else None,
+            "bytes": self.bytes.to_json(),
+            "seconds": {"total": self.seconds, "per_round_median": self.seconds_per_round},
+            "refused": self.refused,
+        }
+
+
+@dataclass(frozen=True)
+class History:
+    """The rounds of a run so far, in order.
+
+    Attributes:
+        rounds: from round 1.
+        planned: the number of rounds that the config asks for.
+        evaluate_every: after so many rounds the server asks every client for its accuracy; 0 if that is not known.
+    """
+
+    rounds: tuple[Round, ...]
+    planned: int
+    evaluate_every: int
+
+    def complete_rounds(self, when: str = "after", split: str = "test") -> list[Round]:
+        """Return the rounds in which all clients were measured: a mean over some of them is not compared with others.
+
+        A client is measured in the rounds in which it trains. In every ``evaluate_every``-th round and in the last one
+        planned, the server asks all the others, too. The last of these rounds that measured any client says how many
+        clients there are to measure, and a round is complete if it measured at least as many. A run that was killed
+        before its first such round goes by the round that measured most.
+
+        Neither the number of known clients nor the most that were ever measured would do: a client that has never
+        trained may have no model to measure, and after a client has left no round would be complete.
+
+        Args:
+            when: ``before`` or ``after`` local training.
+            split: ``test`` or ``validation``.
+        """
+        measured = [(line, line.measured(when, split)) for line in self.rounds]
+        asked = [
+            count for line, count in measured if count and evaluates_all(line.round, self.planned, self.evaluate_every)
+        ]
+        enough = asked[-1] if asked else max((count for _, count in measured), default=0)
+        return [line for line, count in measured if count and count >= enough]
+
+    def last_complete(self, when: str = "after", split: str = "test") -> Round | None:
+        """Return the last complete round, if there is one."""
+        return next(reversed(self.complete_rounds(when, split)), None)
+
+    def best_by_validation(self) -> Round | None:
+        """Return the complete round with the highest mean validation accuracy after training, the first of equals."""
+        return highest(self.complete_rounds("after", "validation"), "validation")
+
+    def figures(self, seconds: float | None = None) -> Figures:
+        """Return the run in figures, as far as its history goes.
+
+        Args:
+            seconds: that the whole run took; by default its rounds alone.
+        """
+        ended = bool(self.rounds) and self.rounds[-1].round >= self.planned
+        last = self.rounds[-1] if ended else self.last_complete()
+        best = self.best_by_validation()
+        times = [line.seconds for line in self.rounds]
+        return Figures(
+            before=last.accuracy("before") if last else Spread(),
+            after=last.accuracy("after") if last else Spread(),
+            best_validation=Best(best.round, best.accuracy().mean) if best else None,
+            bytes=_total(line.bytes for line in self.rounds),
+            seconds=sum(times) if seconds is None and times else seconds,
+            seconds_per_round=median(times) if times else None,
+            refused=sum(len(line.refused) for line in self.rounds),
+        )
+
+
+def evaluates_all(number: int, planned: int, evaluate_every: int) -> bool:
+    """Return whether the server asks the clients that do not train in round ``number`` for their accuracy, too."""
+    return number == planned or (evaluate_every > 0 and number % evaluate_every == 0)
+
+
+def highest(rounds: Sequence[Round], split: str) -> Round | None:
+    """Return the round with the highest mean accuracy after training on ``split``, the first of equals."""
+    return max(rounds, key=lambda line: line.accuracy("after", split).mean or 0.0, default=None)
+
+
+def _number(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is not a number")
+    return float(value) if math.isfinite(value) else None
+
+
+def _spreads(record: Mapping[str, Any] | None) -> dict[str, Spread]:
+    return {split: Spread.from_json((record or {}).get(split)) for split in SPLITS}
+
+
+def _total(parts: Iterable[Traffic]) -> Traffic:
+    listed = list(parts)
+    return Traffic(sum(part.up for part in listed), sum(part.down for part in listed))

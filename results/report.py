@@ -1,0 +1,186 @@
+"""The report of a run: a page that needs no network, and plain-text tables for the terminal.
+
+``write_report`` makes the page of one run, or the page that compares several. The charts are in ``report_charts`` and
+the page's template in ``report_template``; both are imported when a page is written, so that the tables stay light.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from common.durable import write_whole
+from common.errors import FloretError
+from common.names import natural_key
+from results.run import ClientData, Run
+from results.text import FILTERS, MISSING, duration, megabytes, percent, percent_over_clients, plain, short
+
+LONGEST_CLIENT_TABLE = 40
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """Return a name for each run that tells it from the others: its method, then the settings that differ."""
+    names = []
+    for run in runs:
+        peers = [other for other in runs if other.method == run.method]
+        parts = [run.method]
+        parts += [f"{key} {plain(run.settings.get(key, MISSING))}" for key in differences(peers)[:3]]
+        names.append(", ".join(parts))
+    return [
+        f"{name}, {run.directory.resolve().name}" if names.count(name) > 1 else name
+        for name, run in zip(names, runs, strict=True)
+    ]
+
+
+def differences(runs: Sequence[Run], ignore: Collection[str] = ("method", "output-dir", "data-dir")) -> list[str]:
+    """Return the settings whose values differ between those of ``runs`` that have them."""
+    keys = dict.fromkeys(key for run in runs for key in run.settings if key not in ignore)
+    return [key for key in keys if len({plain(run.settings[key]) for run in runs if key in run.settings}) > 1]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Lay out a heading and rows in columns: the first to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in enumerate(pairs))
+        for pairs in (list(zip(row, widths, strict=True)) for row in rows)
+    ]
+    lines.insert(1, "-" * len(lines[0]))
+    return "\n".join(line.rstrip() for line in lines).replace("\u00a0", " ")
+
+
+def table(runs: Sequence[Run]) -> str:
+    """Return a plain-text table that compares runs, one row each: accuracy on the test split, bytes, time."""
+    rows = [["run", "after", "before", "worst 10 %", "MB up", "MB down", "time", "rounds"]]
+    for run, name in zip(runs, labels(runs), strict=True):
+        figures = run.figures
+        rows.append(
+            [
+                short(name, 36),
+                percent_over_clients(figures.after),
+                percent(figures.before.mean),
+                percent(figures.after.worst_decile),
+                megabytes(figures.bytes.up),
+                megabytes(figures.bytes.down),
+                duration(figures.seconds),
+                str(run.last_round) if run.finished else f"{run.last_round} of {run.planned_rounds}",
+            ]
+        )
+    return _aligned(rows)
+
+
+def client_table(run: Run) -> str:
+    """Return a plain-text table of accuracy per client on its own test split, in the last complete round.
+
+    More than 40 clients: the ten worst and the ten best, and a line that says so.
+    """
+    line = run.history.last_complete()
+    if line is None:
+        return "\n".join(filter(None, ["no accuracy per client: no round measured one", run.unfinished]))
+    names = sorted(line.clients, key=natural_key)
+    groups: list[tuple[str, list[str]]] = [("", names)]
+    if len(names) > LONGEST_CLIENT_TABLE:
+        names = [name for name in names if line.clients[name].after.test is not None]
+        names.sort(key=lambda name: line.clients[name].after.test or 0.0)
+        groups = [("worst", names[:10]), ("best", names[-10:])]
+    rows = [["client", "before", "after", "train", "test"]]
+    breaks = []
+    for _, members in groups:
+        for name in members:
+            samples = run.clients[name].samples if name in run.clients else {}
+            before, after = line.clients[name].before.test, line.clients[name].after.test
+            counts = [str(samples.get(split, MISSING)) for split in ("train", "test")]
+            rows.append([short(name), percent(before), percent(after), *counts])
+        breaks.append(len(rows))
+    rows.append(["mean", percent(line.before["test"].mean), percent(line.after["test"].mean), "", ""])
+    text = _aligned(rows).splitlines()
+    rule = text[1]
+    for position in reversed(breaks):
+        text.insert(position + 1, rule)
+    heading = f"accuracy on each client's own test split, before and after local training, round {line.round}"
+    if len(groups) > 1:
+        heading += f"\n{len(line.clients)} clients: the 10 worst and the 10 best are shown, the report has all"
+    return "\n".join([heading, "", *text, *([run.unfinished] if run.unfinished else [])])
+
+
+# Page
+
+
+def write_report(runs: Sequence[Run], path: Path) -> None:
+    """Write a page that needs no network: the report of one run, or a comparison of several.
+
+    The same runs give the same bytes. A run without ``summary.json`` is reported as unfinished, so a run that ends
+    writes its summary first.
+
+    Raises:
+        FloretError: there is no run, or the file cannot be written.
+    """
+    from results import report_charts, report_template
+
+    if not runs:
+        raise FloretError("a report needs at least one run")
+    page = report_template.RUN if len(runs) == 1 else report_template.COMPARISON
+    content = _run_page(runs[0]) if len(runs) == 1 else _comparison_page(runs)
+    html = report_template.render(page, content, FILTERS, {"missing": MISSING, "swatch": report_charts.swatch})
+    try:
+        write_whole(path, html.encode())
+    except OSError as error:
+        raise FloretError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _run_page(run: Run) -> dict[str, Any]:
+    from results import report_charts
+
+    def measured(when: str) -> int:
+        return sum(line.measured(when) > 0 for line in run.rounds)
+
+    last = run.history.last_complete()
+    names = run.client_names()
+    clients = []
+    for name in names:
+        own = [line.clients[name] for line in run.rounds if name in line.clients]
+        data = run.clients.get(name, ClientData({}, None))
+        clients.append(
+            {
+                "name": name,
+                "samples": data.samples,
+                "classes": None if data.labels is None else sum(count > 0 for count in data.labels),
+                "scores": last.clients.get(name) if last else None,
+                "trained": sum(line.trained for line in own),
+                "up": sum(line.bytes.up for line in own),
+                "down": sum(line.bytes.down for line in own),
+            }
+        )
+    return {
+        "run": run,
+        "last": last,
+        "clients": clients,
+        "refusals": [(line.round, refusal) for line in run.rounds for refusal in line.refused],
+        "labels_known": any(client.labels for client in run.clients.values()),
+        "milestones": run.milestones(),
+        "partial": any(len(run.history.complete_rounds(when)) < measured(when) for when in ("before", "after")),
+        "partition_note": report_charts.partition_note(run),
+        "charts": report_charts.of_run(run),
+    }
+
+
+def _comparison_page(runs: Sequence[Run]) -> dict[str, Any]:
+    from results import report_charts
+
+    names = labels(runs)
+    shared: dict[str, Callable[[Run], str]] = {
+        "dataset": lambda run: run.setting("dataset"),
+        "model": lambda run: run.setting("model"),
+        "partition": lambda run: run.partition,
+        "clients": lambda run: f"{len(run.client_names())} clients",
+        "rounds": lambda run: f"{run.planned_rounds} rounds",
+        "seed": lambda run: f"seed {run.setting('seed')}",
+    }
+    values = {key: {say(run) for run in runs} for key, say in shared.items()}
+    return {
+        "runs": list(zip(runs, names, strict=True)),
+        "same": [found.pop() for found in values.values() if len(found) == 1],
+        "differing": differences(runs),
+        "silent": any(not run.bytes_sent for run in runs),
+        "best": max((run.figures.after.mean for run in runs if run.figures.after.mean is not None), default=None),
+        "charts": report_charts.of_comparison(runs, names),
+    }

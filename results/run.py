@@ -1,0 +1,259 @@
+"""A run, typed: its config, its clients' data, its history and its figures; read back from its directory."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from common.config import RunConfig
+from common.errors import FloretError
+from common.names import natural_key
+from common.versions import versions
+from results.history import Figures, History, Json, Round, highest
+from results.text import plain, printable
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's data: samples per split, and samples per class of its training split if labels are known."""
+
+    samples: Mapping[str, int]
+    labels: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Milestone:
+    """A round that the table of accuracies names, and why."""
+
+    name: str
+    round: Round
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What ``summary.json`` says of a finished run; ``clients`` is their number."""
+
+    config: RunConfig
+    clients: int
+    figures: Figures
+
+    def to_json(self) -> Json:
+        """Return the content of ``summary.json``."""
+        return {
+            "method": self.config.method,
+            "dataset": self.config.dataset,
+            "model": self.config.model,
+            "partition": self.config.partition,
+            "clients": self.clients,
+            "rounds": self.config.rounds,
+            "seed": self.config.seed,
+            **self.figures.to_json(),
+            "versions": versions(),
+        }
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run with its results, finished or not.
+
+    Attributes:
+        directory: the run directory.
+        run_id: Flower's.
+        started: date and time, UTC.
+        config: the keys of the run config without those of methods.
+        parameters: the method's own keys, without the method's name.
+        versions: of Python and packages when the run began.
+        num_classes: None in the files of earlier versions.
+        clients: the data of each client, by name.
+        history: the rounds.
+        figures: of the whole run.
+        finished: it wrote its summary.
+    """
+
+    directory: Path
+    run_id: str
+    started: str
+    config: Mapping[str, Any]
+    parameters: Mapping[str, Any]
+    versions: Mapping[str, Any]
+    num_classes: int | None
+    clients: Mapping[str, ClientData]
+    history: History
+    figures: Figures
+    finished: bool
+
+    @classmethod
+    def of(
+        cls, directory: Path, about: Mapping[str, Any], rounds: tuple[Round, ...], figures: Figures | None = None
+    ) -> Self:
+        """Return a run.
+
+        Args:
+            directory: the run directory.
+            about: the content of ``config.json``.
+            rounds: of its history.
+            figures: of its summary; None for a run that did not come to its end, whose history then says them.
+
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError: ``about`` is something else.
+        """
+        config = dict(about["config"])
+        planned, every = config.get("rounds"), config.get("evaluate-every")
+        history = History(
+            rounds,
+            planned=planned if isinstance(planned, int) else len(rounds),
+            evaluate_every=every if isinstance(every, int) else 0,
+        )
+        clients = {
+            str(name): ClientData(
+                samples={split: int(count) for split, count in (client.get("samples") or {}).items()},
+                labels=None if client.get("labels") is None else tuple(int(count) for count in client["labels"]),
+            )
+            for name, client in (about.get("clients") or {}).items()
+        }
+        return cls(
+            directory=directory,
+            run_id=str(about.get("run_id") or ""),
+            started=str(about.get("started") or ""),
+            config=config,
+            parameters=dict(about.get("parameters") or {}),
+            versions=dict(about.get("versions") or {}),
+            num_classes=about.get("num_classes"),
+            clients=clients,
+            history=history,
+            figures=figures or history.figures(),
+            finished=figures is not None,
+        )
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        return self.setting("method")
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """The rounds of the history."""
+        return self.history.rounds
+
+    @property
+    def planned_rounds(self) -> int:
+        """The number of rounds that the config asks for."""
+        return self.history.planned
+
+    @property
+    def last_round(self) -> int:
+        """The number of the last round in the history, 0 if there is none."""
+        return self.rounds[-1].round if self.rounds else 0
+
+    @property
+    def unfinished(self) -> str | None:
+        """Such as ``"unfinished: 7 of 20 rounds"``; None for a run that wrote its summary."""
+        return None if self.finished else f"unfinished: {self.last_round} of {self.planned_rounds} rounds"
+
+    @property
+    def partition(self) -> str:
+        """The partition in words, such as ``"pathological, 2 classes per client"``."""
+        if self.config.get("dataset") == "npz-clients":
+            return "each client's own data"
+        name = self.setting("partition")
+        classes = f"{self._counted('classes-per-client', 'class', 'classes')} per client"
+        words = {
+            "iid": "IID",
+            "dirichlet": f"Dirichlet, alpha {self.setting('alpha')}",
+            "pathological": f"pathological, {classes}",
+            "extreme": f"extreme, {classes}, the same or none in common",
+            "shards": f"shards, {self._counted('shards-per-client', 'shard', 'shards')} per client",
+        }
+        return words.get(name, name)
+
+    def _counted(self, key: str, one: str, many: str) -> str:
+        return f"{self.setting(key)} {one if self.config.get(key) == 1 else many}"
+
+    def setting(self, key: str) -> str:
+        """Return a key of the run config as text, ``"?"`` if the run does not have it."""
+        return plain(self.config.get(key, "?"))
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of all rounds so far, up and down together."""
+        return sum(line.bytes.up + line.bytes.down for line in self.rounds)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The run config and the method's own parameters, these with the method's name in front."""
+        own = {key if "." in key else f"{self.method}.{key}": value for key, value in self.parameters.items()}
+        return {**self.config, **own}
+
+    def client_names(self) -> list[str]:
+        """Return every client of the run, those that joined later included, numbers in numerical order."""
+        names = {*self.clients, *(name for line in self.rounds for name in line.clients)}
+        return sorted(names, key=natural_key)
+
+    def milestones(self) -> list[Milestone]:
+        """Return the rounds to quote, as far as there are: the last complete one, the best by validation and the best
+        on test.
+        """
+        complete, found = self.history.complete_rounds(), []
+        if complete:
+            found.append(Milestone("Last round", complete[-1]))
+        best = self.figures.best_validation
+        found += [
+            Milestone("Best round by validation", line) for line in self.rounds if best and line.round == best.round
+        ]
+        top = highest(complete, "test")
+        if top:
+            found.append(Milestone("Best on test, only to compare with papers that report it", top))
+        return found
+
+
+def read_run(directory: Path) -> Run:
+    """Read a run directory; a killed run has no summary and may end in half a line.
+
+    Raises:
+        FloretError: it is not a run directory, or one of its files cannot be read; one line that names the file.
+    """
+    config, summary = directory / "config.json", directory / "summary.json"
+    if not config.is_file():
+        raise FloretError(f"{directory} is not a run directory: it has no config.json")
+    rounds = _read_rounds(directory / "history.jsonl")
+    figures = None
+    if summary.is_file():
+        figures = _parse(summary, "a run's summary", lambda: Figures.from_json(json.loads(_read(summary))))
+    return _parse(config, "a run's config", lambda: Run.of(directory, json.loads(_read(config)), rounds, figures))
+
+
+def _read_rounds(file: Path) -> tuple[Round, ...]:
+    if not file.is_file():
+        return ()
+    rounds: list[Round] = []
+    lines = [line for line in _read(file).split("\n") if line.strip()]
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            if number == len(lines):  # The run was killed while it wrote this line.
+                break
+            raise FloretError(f"{file}, line {number}: not a line of a history: {printable(str(error))}") from error
+        new = _parse(file, f"a history (line {number})", lambda record=record: Round.from_json(record))  # type: ignore[misc]
+        # A run that resumed from an older checkpoint writes its rounds again; the later line is the one that counts.
+        rounds = [old for old in rounds if old.round < new.round]
+        rounds.append(new)
+    return tuple(rounds)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_bytes().decode(errors="replace")
+    except OSError as error:
+        raise FloretError(f"cannot read {file}: {error.strerror}") from error
+
+
+def _parse(file: Path, what: str, build: Callable[[], T]) -> T:
+    try:
+        return build()
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        raise FloretError(f"{file} is not {what}: {printable(reason)}") from error

@@ -1,0 +1,168 @@
+"""A sweep: every combination of the values of some keys, compared by accuracy on the validation split."""
+
+import itertools
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any, Self
+
+from common.durable import write_whole
+from common.errors import ConfigError, FloretError
+from common.run_config import parse_run_config
+from results.run import Run
+from results.runs import Job, Runs, RunSpec
+from results.text import percent_over_runs
+
+Keys = dict[str, Any]
+HEAD = ("seeds", "validation", "test after", "test before", "std over clients", "worst decile", "MB up", "MB down")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The runs of a grid.
+
+    Attributes:
+        grids: ``KEY=[...]`` texts.
+        run_config: the keys that are the same in every run, as text.
+        federation_config: that of every run, as text.
+        runs: the keys of the grid with their values, and the run, in the order of the grid.
+    """
+
+    grids: tuple[str, ...]
+    run_config: str
+    federation_config: str
+    runs: tuple[tuple[Keys, RunSpec], ...]
+
+    @classmethod
+    def of(cls, grids: Sequence[str], run_config: str, federation_config: str) -> Self:
+        """Return every combination of the grids.
+
+        Raises:
+            ConfigError: a grid or the run config cannot be read.
+        """
+        same = parse_run_config(run_config)
+        runs = tuple((keys, RunSpec(same | keys, federation_config)) for keys in combinations(grids))
+        return cls(tuple(grids), run_config, federation_config, runs)
+
+    @property
+    def varied(self) -> list[str]:
+        """The keys of the grid."""
+        return [grid.partition("=")[0].strip() for grid in self.grids]
+
+    def jobs(self) -> list[Job]:
+        """Return the runs as jobs."""
+        return [Job(spec, " ".join(f"{key}={keys[key]}" for key in self.varied), _describe) for keys, spec in self.runs]
+
+    def write(self, runs: Runs, folder: Path) -> str:
+        """Write sweep.md, sweep.json and sweep.html from the runs that are done, and return the table of sweep.md.
+
+        Raises:
+            FloretError: no run is done, or a file cannot be read.
+        """
+        from results.page import write_sweep_page
+
+        measured: list[tuple[Keys, Keys | None]] = []
+        entries = []
+        for keys, spec in self.runs:
+            outcome = runs.outcome(spec)
+            summary = summary_of(outcome.run) if outcome else None
+            measured.append((keys, summary))
+            entries.append({"keys": keys, "summary": summary, **({"about": outcome.about} if outcome else {})})
+        found = rows(measured, self.varied)
+        head = [*(key for key in self.varied if key != "seed"), *HEAD]
+        texts = [table_row(shown, summaries) for shown, summaries in found]
+        table = markdown(head, texts)
+        write_whole(folder / "sweep.md", (table + "\n").encode())
+        about = {"grid": self.grids, "run-config": self.run_config, "federation-config": self.federation_config}
+        write_whole(folder / "sweep.json", (json.dumps(about | {"runs": entries}, indent=1) + "\n").encode())
+        points = [
+            (
+                ", ".join(f"{key}={value}" for key, value in shown.items()) or "all",
+                [s["validation"] for s in summaries if s["validation"] is not None],
+                [s["test"] for s in summaries],
+            )
+            for shown, summaries in found
+            if summaries
+        ]
+        conditions = f"{self.run_config} {self.federation_config}".strip()
+        write_sweep_page(self.varied, conditions, head, texts, points, folder / "sweep.html")
+        return table
+
+
+def combinations(grids: Sequence[str]) -> list[Keys]:
+    """Return every combination of the values of ``KEY=[...]`` texts, the last key changing fastest.
+
+    Raises:
+        ConfigError: a text is not a key and a list of values.
+    """
+    axes: list[list[Keys]] = []
+    for text in grids:
+        key, _, values = text.partition("=")
+        try:
+            listed = tomllib.loads(f"values = {values}")["values"]
+        except tomllib.TOMLDecodeError:
+            listed = None
+        if not isinstance(listed, list) or not listed:
+            raise ConfigError(f"--grid {text!r}: must be like 'alpha=[0.1, 0.5]' or 'method=[\"fedper\", \"pfakd\"]'")
+        axes.append([{key.strip(): value} for value in listed])
+    return [{key: value for part in cell for key, value in part.items()} for cell in itertools.product(*axes)]
+
+
+def summary_of(run: Run) -> dict[str, Any] | None:
+    """Return what a run measured in its last complete round, or None if there is none.
+
+    ``validation`` and ``test`` after and ``before`` local training, means over clients in [0, 1]; ``std`` and
+    ``worst_decile`` over clients after training; ``up`` and ``down`` in bytes; ``seconds``.
+    """
+    last = run.history.last_complete()
+    if last is None:
+        return None
+    return {
+        "validation": last.accuracy("after", "validation").mean,
+        "test": last.accuracy().mean,
+        "before": last.accuracy("before").mean,
+        "std": last.accuracy().std,
+        "worst_decile": last.accuracy().worst_decile,
+        **run.figures.bytes.to_json(),
+        "seconds": run.figures.seconds,
+    }
+
+
+def _describe(run: Run) -> str:
+    summary = summary_of(run)
+    if summary is None:
+        return "-"
+    return f"validation {percent_over_runs([summary['validation']])}, test {percent_over_runs([summary['test']])}"
+
+
+def rows(
+    runs: Sequence[tuple[Keys, dict[str, Any] | None]], varied: Sequence[str]
+) -> list[tuple[Keys, list[dict[str, Any]]]]:
+    """Return the summaries, those that differ in the seed alone together, best validation first."""
+    grouped: dict[str, tuple[Keys, list[dict[str, Any]]]] = {}
+    for keys, summary in runs:
+        shown = {key: keys[key] for key in varied if key != "seed"}
+        group = grouped.setdefault(json.dumps(shown), (shown, []))
+        if summary is not None:
+            group[1].append(summary)
+    if not any(found for _, found in grouped.values()):
+        raise FloretError("no run of the sweep finished; see above")
+    return sorted(grouped.values(), key=lambda row: -mean([s["validation"] or 0 for s in row[1]] or [-1]))
+
+
+def table_row(shown: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a row of the table; accuracies in percent, mean ± standard deviation over seeds."""
+    measured = (
+        percent_over_runs([s[name] for s in found]) for name in ("validation", "test", "before", "std", "worst_decile")
+    )
+    sent = (f"{mean(s[way] for s in found) / 1e6:.1f}" if found else "-" for way in ("up", "down"))
+    return [*map(str, shown.values()), str(len(found)), *measured, *sent]
+
+
+def markdown(head: Sequence[str], texts: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in texts)])

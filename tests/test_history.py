@@ -1,0 +1,148 @@
+"""The typed history: it is written as it was read, and one rule says in which rounds all clients were measured."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from results.history import ClientRound, History, Note, Refusal, Round, Scores, Traffic
+from results.report import write_report
+from results.run import read_run
+from tests.harness import federate, timeless
+
+
+def measured(number: int, names: str, *, trained: str | None = None, level: float = 0.5) -> Round:
+    """Return a round in which the clients ``names`` were measured after training, and ``trained`` before it, too."""
+    clients = {
+        name: ClientRound(
+            trained=name in (names if trained is None else trained),
+            before=Scores(level / 2) if name in (names if trained is None else trained) else Scores(),
+            after=Scores(level, level),
+            loss=1.0,
+            bytes=Traffic(1, 2),
+            seconds=0.1,
+        )
+        for name in names
+    }
+    return Round.of(number, clients, {name: {"test": 4, "validation": 2} for name in names}, [], [], 1.0)
+
+
+def complete(rounds: Sequence[Round], planned: int, every: int, when: str = "after") -> list[int]:
+    return [line.round for line in History(tuple(rounds), planned, every).complete_rounds(when)]
+
+
+def test_with_full_participation_every_round_is_complete() -> None:
+    assert complete([measured(n, "abc") for n in (1, 2, 3)], planned=3, every=5) == [1, 2, 3]
+
+
+def test_part_of_the_clients_train_and_all_are_asked_now_and_then() -> None:
+    # Early on only those that have trained have a model to measure: round 2 asks all and measures three of four.
+    rounds = [measured(n, names) for n, names in enumerate(["ab", "abc", "ad", "abcd", "bd", "abcd", "cd"], start=1)]
+    assert complete(rounds, planned=100, every=2) == [4, 6]
+    # In its last round a run asks all, whatever evaluate-every.
+    assert complete([*rounds, measured(8, "abcd")], planned=8, every=100) == [4, 6, 8]
+
+
+@pytest.mark.parametrize("done", [5, 6, 9])
+def test_a_round_of_eight_of_ten_clients_is_not_complete(done: int) -> None:
+    rounds = [measured(n, "abcdefghij" if n % 5 == 0 else "abcdefgh") for n in range(1, done + 1)]
+    assert complete(rounds, planned=20, every=5) == [5]
+
+
+def test_a_run_killed_before_all_were_asked_goes_by_the_round_that_measured_most() -> None:
+    rounds = [measured(1, "ab"), measured(2, "abc"), measured(3, "ac")]
+    assert complete(rounds, planned=20, every=5) == [2]
+    assert complete([], planned=20, every=5) == []
+
+
+def test_a_client_that_left_does_not_make_the_rounds_after_it_incomplete() -> None:
+    rounds = [measured(n, "abc" if n < 4 else "ab") for n in range(1, 7)]
+    assert complete(rounds, planned=6, every=2) == [1, 2, 3, 4, 5, 6]
+    history = History(tuple(rounds), 6, 2)
+    last = history.last_complete()
+    assert last is not None
+    assert last.round == 6
+
+
+def test_a_client_that_joined_makes_the_rounds_before_it_incomplete() -> None:
+    rounds = [measured(n, "ab" if n < 4 else "abc") for n in range(1, 7)]
+    assert complete(rounds, planned=6, every=2) == [4, 5, 6]
+
+
+def test_a_round_that_measured_nobody_says_nothing_of_the_others() -> None:
+    rounds = [measured(1, "a"), measured(2, "abc"), measured(3, "ab"), measured(4, "")]
+    assert complete(rounds, planned=20, every=2) == [2]
+
+
+def test_before_is_measured_where_clients_train() -> None:
+    rounds = [measured(1, "ab"), measured(2, "abcd", trained="cd"), measured(3, "b")]
+    assert complete(rounds, planned=20, every=2, when="before") == [1, 2]
+    assert complete(rounds, planned=20, every=2) == [2]
+
+
+def test_figures_of_a_killed_run_are_those_of_its_last_complete_round() -> None:
+    rounds = [measured(1, "ab", level=0.9), measured(2, "abc", level=0.75), measured(3, "a", level=1.0)]
+    figures = History(tuple(rounds), 20, 2).figures()
+    assert figures.after == rounds[1].after["test"]
+    assert figures.before == rounds[1].before["test"]
+    assert figures.best_validation is not None
+    assert (figures.best_validation.round, figures.best_validation.test_mean) == (2, 0.75)
+    assert (figures.bytes, figures.seconds, figures.seconds_per_round) == (Traffic(6, 12), 3.0, 1.0)
+    # One that came to its end says what its last round was, even if nobody was measured in it.
+    ended = History((*rounds, measured(4, "")), 4, 2).figures(seconds=9.0)
+    assert ended.after.to_json() is None
+    assert ended.seconds == 9.0
+
+
+def test_a_round_is_written_as_it_was_read() -> None:
+    scores = {"test": 0.5, "validation": None}
+    spread = {"mean": 0.5, "weighted_mean": 0.5, "std": 0.0, "worst_decile": 0.5}
+    line: dict[str, Any] = {
+        "round": 3,
+        "clients": {
+            "a": {"trained": True, "before": scores, "after": scores, "loss": 0.25, "bytes": {"up": 1, "down": 2}}
+            | {"seconds": 0.5},
+            "b": {"trained": False, "before": None, "after": scores, "loss": None, "bytes": {"up": 0, "down": 2}}
+            | {"seconds": None},
+        },
+        "accuracy": {
+            "before": {"test": spread, "validation": None},
+            "after": {"test": spread, "validation": None},
+        },
+        "loss": 0.25,
+        "bytes": {"up": 1, "down": 4},
+        "refused": [{"client": "c", "reason": "tensor head.bias is missing"}],
+        "notes": [{"client": "a", "note": "a file is damaged"}],
+        "seconds": 1.5,
+    }
+    read = Round.from_json(line)
+    assert json.dumps(read.to_json()) == json.dumps(line)
+    again = Round.of(
+        3,
+        read.clients,
+        {"a": {"test": 4, "validation": 0}, "b": {"test": 2, "validation": 0}},
+        [Refusal("c", "tensor head.bias is missing")],
+        [Note("a", "a file is damaged")],
+        1.5,
+    )
+    assert again == read
+
+
+def test_a_line_of_an_earlier_version_is_read() -> None:
+    old = Round.from_json({"round": 1, "clients": {"a": {"trained": True, "after": {"test": 1}}}})
+    assert old.clients["a"].after == Scores(1.0)
+    assert (old.notes, old.refused, old.bytes, old.seconds) == ((), (), Traffic(), 0.0)
+
+
+def test_what_the_server_has_in_memory_is_what_its_files_say(tmp_path: Path) -> None:
+    outcome = federate(tmp_path / "runs", 4, rounds=5, participation=0.5, evaluate_every=2)
+    run = read_run(outcome.directory)
+    assert [line.to_json() for line in run.rounds] == outcome.history
+    for key, value in run.figures.to_json().items():
+        assert value == outcome.summary[key]
+    assert timeless(run.history.figures().to_json()) == timeless(run.figures.to_json())
+    # The server wrote its report from what it had in memory.
+    write_report([run], tmp_path / "again.html")
+    assert (tmp_path / "again.html").read_bytes() == (outcome.directory / "report.html").read_bytes()
