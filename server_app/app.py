@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 import data
 from common.config import RunConfig
 from common.errors import ConfigError, FloretError, one_line
+from common.flower import find_by_node, is_simulated
 from common.memory import return_freed_memory
 from common.seeds import torch_generator
 from common.wire import find_record, from_record
@@ -26,7 +27,7 @@ from server_app.rounds import checkpoint_of, run_rounds, summarise
 from server_app.rundir import RunDirectory, versions
 from server_app.settings import check_resumable, own_keys, read_config
 from server_app.trackers import Trackers, wanted
-from strategies.core import FloretStrategy, Session, StrategySetting, exchange, find_by_node, in_simulation
+from strategies.core import FloretStrategy, Session, StrategySetting, exchange
 
 app = ServerApp()
 log = logging.getLogger("flwr")
@@ -54,7 +55,7 @@ def run(grid: Grid, context: Context) -> None:
     torch.set_num_threads(1)
     return_freed_memory()
     config, kind, parameters = read_config(context.run_config)
-    simulated = in_simulation(grid)
+    simulated = is_simulated(grid)
     if simulated:
         find_by_node(grid)
     data.check(config, files=simulated)

@@ -14,11 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from flwr.common.exit import add_exit_handler
-
 from common.config import RunConfig, Scalar
 from common.durable import write_whole
 from common.errors import ConfigError, one_line
+from common.flower import at_stop
 from server_app.rundir import versions
 
 log = logging.getLogger("flwr")
@@ -240,7 +239,7 @@ class Trackers:
             self._going.append(tracker)
         if self._going:
             # A stopped simulation ends without a word to the thread of its ServerApp.
-            add_exit_handler(lambda: self._end("KILLED"))
+            at_stop(lambda: self._end("KILLED"))
 
     def round(self, line: Mapping[str, Any]) -> None:
         """Tell of a round."""

@@ -20,7 +20,8 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 
-from strategies.core import exchange, find_by_node, in_flight
+from common.flower import find_by_node
+from strategies.core import exchange, in_flight
 
 CLIENTS = 150
 

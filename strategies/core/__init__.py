@@ -2,7 +2,7 @@
 
 from strategies.core.aggregate import WeightedMean
 from strategies.core.base import FloretStrategy, Report, StrategySetting, TensorSpec
-from strategies.core.exchange import exchange, find_by_node, in_flight, in_simulation
+from strategies.core.exchange import exchange, in_flight
 from strategies.core.roster import Client, Roster
 from strategies.core.session import Session
 
@@ -16,7 +16,5 @@ __all__ = [
     "TensorSpec",
     "WeightedMean",
     "exchange",
-    "find_by_node",
     "in_flight",
-    "in_simulation",
 ]
