@@ -16,9 +16,7 @@ from common.config import RunConfig
 from common.errors import ConfigError, FloretError, one_line
 from common.flower import find_by_node, is_simulated
 from common.memory import return_freed_memory
-from common.seeds import torch_generator
 from common.wire import find_record, from_record
-from models import build_model, head_layers
 from server_app.checkpoint import Checkpoint
 from server_app.delivery import Delivery
 from server_app.federation import Federation, question
@@ -26,8 +24,9 @@ from server_app.report import client_table, read_run, write_report
 from server_app.rounds import checkpoint_of, run_rounds, summarise
 from server_app.rundir import RunDirectory, versions
 from server_app.settings import check_resumable, own_keys, read_config
+from server_app.setup import build_strategy, check_setup
 from server_app.trackers import Trackers, wanted
-from strategies.core import FloretStrategy, Session, StrategySetting, exchange
+from strategies.core import Session, exchange
 
 app = ServerApp()
 log = logging.getLogger("flwr")
@@ -58,7 +57,7 @@ def run(grid: Grid, context: Context) -> None:
     simulated = is_simulated(grid)
     if simulated:
         find_by_node(grid)
-    data.check(config, files=simulated)
+    check_setup(config, kind, parameters, len(list(grid.get_node_ids())) if simulated else None)
     trackers = Trackers(wanted(config))
     federation = Federation(grid, config)
     directory, checkpoint, origin = _start(config, context, federation)
@@ -69,7 +68,8 @@ def run(grid: Grid, context: Context) -> None:
         session = Session(checkpoint.lineage if checkpoint else f"{context.run_id:016x}")
         if simulated and config.checkpoint_every:
             session.directory = str(directory.clients)
-        strategy = kind(_setting(federation, kind, parameters, session))
+        shape, classes = federation.input_shape, federation.num_classes
+        strategy = build_strategy(config, kind, parameters, shape, classes, roster=federation.roster, session=session)
         if checkpoint:
             strategy.restore(checkpoint.strategy)
             session.checkpointed = checkpoint.round
@@ -115,14 +115,6 @@ def _start(
     resumed = [*before.get("resumed", []), now | {"round": checkpoint.round}]
     origin = {key: before[key] for key in ("run_id", "started", "versions") if key in before}
     return directory, checkpoint, origin | {"resumed": resumed}
-
-
-def _setting(federation: Federation, kind: type[FloretStrategy], parameters: Any, session: Session) -> StrategySetting:
-    config, shape = federation.config, federation.input_shape
-    generator = torch_generator(config.seed, "model")
-    cut = config.head_layers or head_layers(config.model, shape, kind.head)
-    model = build_model(config.model, shape, federation.num_classes, cut, generator)
-    return StrategySetting(config, parameters, model, cut, shape, federation.roster, session)
 
 
 def _about(federation: Federation, simulated: bool) -> dict[str, Any]:
