@@ -22,9 +22,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cli.run import default_config, merged
+from cli.run import default_config, merged, simulated_clients
 from common.durable import write_whole
 from common.errors import FloretError
+from common.local_superlink import check_local_superlink, use_own_commands
 
 # Keys that change where a run finds and leaves its files, not what it computes.
 PLACES = ("output-dir", "data-dir", "download", "resume", "tensorboard", "tracker")
@@ -62,7 +63,7 @@ class Cells:
     """
 
     def __init__(self, app: Path, output: Path, superlink: str = "") -> None:
-        self._app, self._superlink = app, superlink
+        self._app, self.superlink = app, superlink
         self._defaults = default_config(app)
         self._folder = output.resolve() / "cells"
 
@@ -117,6 +118,17 @@ class Cells:
         except (OSError, ValueError, KeyError) as error:
             raise FloretError(f"{folder}: cannot be read ({error}); remove it to run the cell again") from error
 
+    def check(self, cell: Cell) -> str:
+        """Return what is wrong with a cell before it is started, or an empty text."""
+        from server_app.settings import read_config
+        from server_app.setup import check_setup
+
+        try:
+            check_setup(*read_config(self.config(cell)), simulated_clients([cell.federation], self.superlink))
+        except FloretError as error:
+            return str(error)
+        return ""
+
     def run(self, cell: Cell, watch: Callable[[int], None], *, keep_models: bool = False) -> str:
         """Run a cell to its end; return why it failed, or an empty text.
 
@@ -128,14 +140,9 @@ class Cells:
             watch: called with the number of finished rounds, twice a second.
             keep_models: leave the personal models and checkpoints in the run directory.
         """
-        import data
-        from server_app.settings import read_config
-
-        try:
-            config, _, _ = read_config(self.config(cell))
-            data.check(config)
-        except FloretError as error:
-            return str(error)
+        wrong = self.check(cell)
+        if wrong:
+            return wrong
         folder = self.folder(cell)
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / "log.txt"
@@ -158,7 +165,7 @@ class Cells:
         self, cell: Cell, folder: Path, log: Path, more: Mapping[str, str], watch: Callable[[int], None]
     ) -> None:
         keys = {**cell.keys, "output-dir": str(folder), **more}
-        command = ["flwr", "run", str(self._app), *([self._superlink] if self._superlink else []), "--stream"]
+        command = ["flwr", "run", str(self._app), *([self.superlink] if self.superlink else []), "--stream"]
         if cell.federation:
             command += ["--federation-config", cell.federation]
         command += ["--run-config", " ".join(f"{key}={json.dumps(value)}" for key, value in keys.items())]
@@ -181,7 +188,7 @@ class Cells:
         """Stop a run: it goes on in the SuperLink when only its log stream is ended."""
         found = _RUN_ID.search(log.read_text(encoding="utf-8", errors="replace"))
         if found:
-            place = [self._superlink] if self._superlink else []
+            place = [self.superlink] if self.superlink else []
             subprocess.run(["flwr", "stop", found[1], *place], capture_output=True, check=False)
 
     def _about(self, cell: Cell, run: Path) -> dict[str, Any]:
@@ -220,7 +227,7 @@ def run_missing(cells: Cells, jobs: Sequence[Job], told: Callable[[Cell], str], 
         Why a cell failed, by the name of its folder.
 
     Raises:
-        FloretError: another program runs cells of the same folder.
+        FloretError: another program runs cells of the same folder, or another environment has the local SuperLink.
     """
     # Ended by a batch system, it stops its run as at Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -228,6 +235,11 @@ def run_missing(cells: Cells, jobs: Sequence[Job], told: Callable[[Cell], str], 
     console = Console(stderr=False, highlight=False, soft_wrap=True)
     columns = [TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn()]
     missing = [job for job in jobs if cells.outcome(job.cell) is None]
+    if missing:
+        check_local_superlink(cells.superlink)
+        use_own_commands()
+    # Those that cannot run come first: they say why at once, not after hours of the others.
+    missing.sort(key=lambda job: not cells.check(job.cell))
     work = _Work([job.weight for job in missing])
     display = Progress(*columns, TextColumn("{task.fields[left]}"), console=console, transient=True)
     with cells.alone(), display as progress:

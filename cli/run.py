@@ -4,6 +4,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ _PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
 def run(arguments: tuple[str, ...]) -> None:
     """Check the run config and the data, then start `flwr run` with the same arguments.
 
-    A key that is misspelt, a value that cannot be used or a dataset that is not there is told in one line at once.
+    A key that is misspelt, a value that cannot be used, a dataset that is not there, a method that does not work with
+    the model, or a SuperLink that another environment started is told in one line at once.
     """
-    import data
+    from common.local_superlink import check_local_superlink, use_own_commands
     from server_app.settings import read_config
+    from server_app.setup import check_setup
     from server_app.trackers import wanted
 
     places, texts, rest = split_arguments(arguments)
@@ -33,11 +36,14 @@ def run(arguments: tuple[str, ...]) -> None:
         overrides |= parse_run_config(text)
     app = Path(places[0] if places else ".")
     values = merged(default_config(app), overrides)
-    config, _, _ = read_config(values)
-    here = len(places) < 2  # a second place is a SuperLink: its clients have the data, its machine the packages
-    data.check(config, files=here)
-    if here:
+    config, kind, parameters = read_config(values)
+    superlink = places[1] if len(places) > 1 else ""
+    check_local_superlink(superlink)
+    clients = simulated_clients(federation_configs(rest), superlink)
+    check_setup(config, kind, parameters, clients)
+    if clients is not None:
         wanted(config)
+    use_own_commands()
     # In one option: of several, Flower keeps only the last table of a method.
     together = [text for text in texts if text.endswith(".toml")] or [" ".join(texts)] if texts else []
     os.execvp("flwr", ["flwr", "run", *rest, *(part for text in together for part in ("--run-config", text))])
@@ -62,6 +68,39 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], lis
             if not argument.startswith("-"):
                 places.append(argument)
     return places, texts, rest
+
+
+def federation_configs(arguments: Sequence[str]) -> list[str]:
+    """Return the values of ``--federation-config`` among the arguments of `flwr run`."""
+    option = "--federation-config"
+    after = [value for key, value in pairwise(arguments) if key == option]
+    return after + [key.partition("=")[2] for key in arguments if key.startswith(f"{option}=")]
+
+
+def simulated_clients(texts: Sequence[str], superlink: str = "") -> int | None:
+    """Return how many clients a simulation on this machine has, or None if it is not one.
+
+    Other clients have the data, other machines the packages.
+
+    Args:
+        texts: values of ``--federation-config``; the number is ``num-supernodes``, or else what Flower takes.
+        superlink: the SuperLink connection, empty for Flower's default.
+
+    Raises:
+        ConfigError: it is not a number, or too small.
+    """
+    from common.flower import default_supernodes, find_connection
+    from common.local_superlink import simulates_here
+
+    connection = find_connection(superlink)
+    if connection is None or not simulates_here(connection):
+        return None
+    for key, value in reversed(_PAIR.findall(" ".join(texts))):
+        if key.replace("_", "-") == "num-supernodes":
+            if not value.isdecimal() or int(value) < 1:
+                raise ConfigError(f"--federation-config {key}={value}: must be a whole number, at least 1")
+            return int(value)
+    return default_supernodes(connection)
 
 
 def parse_run_config(text: str) -> dict[str, Any]:

@@ -31,6 +31,9 @@ from flwr.serverapp import Grid
 
 # Simulation
 
+# The command with which a SuperLink runs a simulation. Without it: see who uses it.
+SIMULATION = "flwr-simulation"
+
 
 def in_simulation() -> bool:
     """Return whether this process belongs to Flower's simulation: an actor with a client, or what drives the actors.
@@ -53,8 +56,8 @@ def is_simulated(grid: Grid) -> bool:
 
 def drives_simulation() -> bool:
     """Return whether this process is the one that Flower starts for a simulation, before it starts Ray."""
-    # So early there is only the command's name to tell it by. Without it: see ``client_app.runtime.enter_app_folder``.
-    return Path(sys.argv[0]).name == "flwr-simulation"
+    # So early there is only the command's name to tell it by.
+    return Path(sys.argv[0]).name == SIMULATION
 
 
 def find_by_node(grid: Grid) -> None:
