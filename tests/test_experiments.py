@@ -332,7 +332,7 @@ def test_a_table_is_run_told_and_not_run_again(simulator: Simulator, tmp_path: P
     done = run()
     assert done.returncode == 2
     assert done.stderr.strip() == "floret: 1 of 2 runs failed; see above"
-    assert "[2/2] Four | IID | seed 0: failed: " in done.stdout
+    assert "[1/2] Four | IID | seed 0: failed: " in done.stdout
     results = json.loads((tmp_path / "out" / "real-scale0.5.json").read_text())
     ran = {run["row"]: run for run in results["runs"]}
     assert [(run["row"], run["status"]) for run in results["runs"]] == [
