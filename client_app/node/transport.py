@@ -22,7 +22,7 @@ from types import SimpleNamespace, TracebackType
 from typing import Self
 
 import grpc
-from flwr.app import Context, Error, Message
+from flwr.app import Error, Message
 
 # What the error of a message says and how a task ended, in Flower's codes and words.
 from flwr.common.constant import ErrorCode, SubStatus
@@ -152,9 +152,6 @@ class Task:
         self.run_id: int = run.run_id
         key = fab.hash_str or hashlib.sha256(fab.content).hexdigest()
         self.bundle = Bundle(f"{run.fab_id} {run.fab_version}", fab.content, key)
-
-    message: Message
-    context: Context
 
     def answer(self, reply: Message) -> bool:
         """Send the ClientApp's reply; return whether it was taken: not if the run was stopped meanwhile.
