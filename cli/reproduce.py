@@ -68,9 +68,10 @@ def reproduce(
     from results.runs import Runs, run_missing
     from results.tables import ExperimentResults
     from server_app.settings import read_config
+    from server_app.setup import check_run
 
     data = Data.of(places, download)
-    runs = Runs(app, output, superlink)
+    runs = Runs(app, output, check_run, superlink)
     experiments = [Experiment.read(file) for file in files]
     same = parse_run_config(extra)
     tables = [experiment.planned_runs(range(seeds), scale, data, federation_config, same) for experiment in experiments]

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from common.run_config import default_config, merged, parse_run_config
 def run(arguments: tuple[str, ...]) -> None:
     """Check the run config and the data, then start `flwr run` with the same arguments.
 
-    A key that is misspelt, a value that cannot be used or a dataset that is not there is named in one line at once.
+    A key that is misspelt, a value that cannot be used, a dataset that is not there, a method that does not work with
+    the model, or a SuperLink that another environment started is told in one line at once.
     """
-    import data
+    from common.local_superlink import check_local_superlink, simulated_clients, use_own_commands
     from results.trackers import trackers_of
     from server_app.settings import read_config
+    from server_app.setup import check_setup
 
     places, texts, rest = split_arguments(arguments)
     overrides: dict[str, Any] = {}
@@ -27,11 +30,14 @@ def run(arguments: tuple[str, ...]) -> None:
         overrides |= parse_run_config(text)
     app = Path(places[0] if places else ".")
     values = merged(default_config(app), overrides)
-    config, _, _ = read_config(values)
-    here = len(places) < 2  # a second place is a SuperLink: its clients have the data, its machine the packages
-    data.check(config, files=here)
-    if here:
+    config, kind, parameters = read_config(values)
+    superlink = places[1] if len(places) > 1 else ""
+    check_local_superlink(superlink)
+    clients = simulated_clients(federation_configs(rest), superlink)
+    check_setup(config, kind, parameters, clients)
+    if clients is not None:
         trackers_of(config)  # refuses one whose package is not installed
+    use_own_commands()
     # In one option: of several, Flower keeps only the last table of a method.
     together = [text for text in texts if text.endswith(".toml")] or [" ".join(texts)] if texts else []
     os.execvp("flwr", ["flwr", "run", *rest, *(part for text in together for part in ("--run-config", text))])
@@ -56,3 +62,10 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], lis
             if not argument.startswith("-"):
                 places.append(argument)
     return places, texts, rest
+
+
+def federation_configs(arguments: Sequence[str]) -> list[str]:
+    """Return the values of ``--federation-config`` among the arguments of `flwr run`."""
+    option = "--federation-config"
+    after = [value for key, value in pairwise(arguments) if key == option]
+    return after + [key.partition("=")[2] for key in arguments if key.startswith(f"{option}=")]

@@ -34,8 +34,9 @@ def sweep(
     from results.runs import Runs, run_missing
     from results.sweep import Sweep
     from server_app.settings import read_config
+    from server_app.setup import check_run
 
-    runs = Runs(app, output, superlink)
+    runs = Runs(app, output, check_run, superlink)
     grid = Sweep.of(grids, run_config, federation_config)
     jobs = grid.jobs()
     for job in jobs:

@@ -14,11 +14,12 @@ from flwr.clientapp import ClientApp
 from safetensors.torch import save_file
 
 from client_app.client import MODEL, ClientSetting, FloretClient
-from client_app.runtime import device_of, enter_app_folder, in_simulation, use_threads
+from client_app.runtime import device_of, enter_app_folder, use_threads
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext, Store, identity
 from common.config import RunConfig, read_keys
 from common.errors import FloretError, one_line
 from common.filters import ClientFilters
+from common.flower import in_simulation
 from common.home import floret_home
 from common.names import without_prefix
 from common.registry import load_class

@@ -1,19 +1,13 @@
 """Where a client computes: its device, and no more threads than the CPUs that it was given."""
 
 import os
-import sys
 from pathlib import Path
 
 import torch
 
 from common.config import RunConfig
 from common.errors import ConfigError
-
-
-def in_simulation() -> bool:
-    """Return whether this process is an actor of Flower's Ray-backed simulation."""
-    ray = sys.modules.get("ray")
-    return bool(ray and ray.is_initialized())
+from common.flower import drives_simulation, in_simulation
 
 
 def enter_app_folder() -> None:
@@ -24,7 +18,7 @@ def enter_app_folder() -> None:
     run. Flower loads the ClientApp in that process before it starts Ray, so going to the app's own folder then is in
     time; nothing else in the process reads the working directory.
     """
-    if Path(sys.argv[0]).name == "flwr-simulation":
+    if drives_simulation():
         os.chdir(Path(__file__).resolve().parents[1])
 
 

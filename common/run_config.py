@@ -10,7 +10,7 @@ from common.config import check_known
 from common.errors import ConfigError
 
 # As `flwr run` reads it: pairs of key and value, the value perhaps quoted, separated by white space.
-_PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
+PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
 
 
 def parse_run_config(text: str) -> dict[str, Any]:
@@ -22,10 +22,10 @@ def parse_run_config(text: str) -> dict[str, Any]:
     try:
         if text.endswith(".toml"):
             return flat(tomllib.loads(Path(text).expanduser().read_text(encoding="utf-8")))
-        left = _PAIR.sub("", text).split()
+        left = PAIR.sub("", text).split()
         if left:
             raise ConfigError(f"run config {text!r}: {left[0]!r} is not key=value, without blanks around the '='")
-        return flat(tomllib.loads("\n".join(f"{key} = {value}" for key, value in _PAIR.findall(text))))
+        return flat(tomllib.loads("\n".join(f"{key} = {value}" for key, value in PAIR.findall(text))))
     except OSError as error:
         raise ConfigError(f"run config {text}: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:

@@ -12,11 +12,21 @@ import torch
 from common.config import RunConfig, one_of, split_names
 from common.errors import ConfigError, DataError
 from common.seeds import numpy_generator
-from data.datasets import DATASETS, ONLY_MODEL, Pool, Source, check_files, data_directory, load_pool
+from data.datasets import (
+    DATASETS,
+    ONLY_MODEL,
+    Outline,
+    Pool,
+    Source,
+    check_files,
+    data_directory,
+    load_pool,
+    outline_pool,
+)
 from data.files import entries, is_dir, is_file, status
 from data.images import Form, ImageFiles, class_folders, class_names, decoded, find_images, listed_names, read_images
-from data.npz import Samples, check_alike, check_arrays, class_count, read_labels, read_samples
-from data.partition import PARTITIONS, Indices, Scheme, partition
+from data.npz import Samples, check_alike, check_arrays, class_count, read_input_shape, read_labels, read_samples
+from data.partition import PARTITIONS, Indices, Scheme, check_counts, partition
 
 _OWN = "files per client, train/<i>.npz and test/<i>.npz with the arrays x and y, i from 0"
 _NODE = "train.npz and test.npz with the arrays x and y, or images in train/<class>/ and test/<class>/"
@@ -87,6 +97,26 @@ def check(config: RunConfig, *, files: bool = True) -> None:
         _check_own_files(_own_directory(config), None)
     else:
         check_files(config)
+
+
+def outline(config: RunConfig, num_clients: int) -> Outline:
+    """Return what the data of a simulation with ``num_clients`` clients are like, after checking that there are enough.
+
+    Inputs are not read; what only they or a partition that is drawn can tell is left to the run.
+
+    Raises:
+        ConfigError: ``classes-per-client`` is larger than the number of classes.
+        DataError: there are too few samples, or not the files of so many clients; or as ``load_client``.
+    """
+    if config.dataset == "npz-clients":
+        folder = _own_directory(config)
+        labels, largest = _own_labels(folder, num_clients)
+        num_classes = class_count(largest, config.num_classes, f"data-dir = {folder}")
+        shape = read_input_shape(_own_files(folder, 0)[0])
+        return Outline(shape, num_classes, len(np.unique(np.concatenate(labels))), sum(map(len, labels)))
+    found = outline_pool(Source.of(config))
+    check_counts(Scheme.of(config), num_clients, found.classes, found.samples, config.dataset)
+    return found
 
 
 def load_client(config: RunConfig, partition_id: int, num_partitions: int) -> ClientData:

@@ -15,8 +15,19 @@ from common.errors import DataError
 from common.seeds import numpy_generator
 from data.files import entries, is_dir, is_file
 from data.images import Form, class_names, find_images, pool_parts, read_images
-from data.npz import Samples, check_alike, check_arrays, class_count, read_arrays, read_samples, to_inputs, to_labels
-from data.text import read_news
+from data.npz import (
+    Samples,
+    check_alike,
+    check_arrays,
+    class_count,
+    read_arrays,
+    read_input_shape,
+    read_labels,
+    read_samples,
+    to_inputs,
+    to_labels,
+)
+from data.text import LENGTH, read_news
 
 DATASETS = {
     "digits": "8x8 grey digits, 1,797 images, 10 classes; comes with scikit-learn, needs no data-dir",
@@ -68,6 +79,17 @@ _OFFICIAL = {
     "svhn": _Official("SVHN", "", ("train_32x32.mat", "test_32x32.mat")),
     "pathmnist": _Official("", "", ("pathmnist.npz",)),
     "ag-news": _Official("", "ag_news_csv", ("train.csv", "test.csv")),
+}
+
+
+# Shape of a sample, classes and samples of the datasets that are the same everywhere.
+_OUTLINES = {
+    "mnist": ((1, 28, 28), 10, 70_000),
+    "fashion-mnist": ((1, 28, 28), 10, 70_000),
+    "cifar10": ((3, 32, 32), 10, 60_000),
+    "cifar100": ((3, 32, 32), 100, 60_000),
+    "svhn": ((3, 32, 32), 10, 99_289),
+    "ag-news": ((LENGTH,), 4, 127_600),
 }
 
 
@@ -130,6 +152,59 @@ def load_pool(source: Source) -> Pool:
     x = np.concatenate([part.x for part in parts]) if len(parts) > 1 else parts[0].x
     keep = _kept(len(y), source)
     return Pool(x, y, num_classes) if keep is None else Pool(x[keep], y[keep], num_classes)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What a dataset is like: shape of a sample, classes of the model, and how many of them and of samples there are.
+
+    ``classes`` is the number that samples have; it may be less than ``num_classes``, which the run config may set.
+    """
+
+    input_shape: tuple[int, ...]
+    num_classes: int
+    classes: int
+    samples: int
+
+
+@lru_cache(maxsize=16)
+def outline_pool(source: Source) -> Outline:
+    """Return what ``load_pool`` would give, without reading inputs; once per process.
+
+    Of official files nothing is read, of others the labels. The channels of an ``image-folder`` are those of its first
+    image.
+
+    Raises:
+        DataError: as ``load_pool``, as far as it shows.
+    """
+    where = f"dataset {source.dataset}"
+    if source.dataset in _OUTLINES:
+        shape, classes, samples = _OUTLINES[source.dataset]
+        samples = min(samples, source.max_samples or samples)
+        return Outline(shape, class_count(classes - 1, source.num_classes, where), min(classes, samples), samples)
+    if source.dataset == "digits":
+        pool = load_pool(source)
+        return Outline(pool.x.shape[1:], pool.num_classes, len(np.unique(pool.y)), len(pool.y))
+    if source.dataset == "image-folder":
+        parts, names = _folder(source)
+        found = [find_images(part, names) for part in parts]
+        shape = read_images(found[0].files[:1], Form(source.image_size, source.image_channels), mixed=True).shape[1:]
+        num_classes = source.num_classes or len(names)
+        y = np.concatenate([np.asarray(images.labels, dtype=np.int64) for images in found])
+    else:
+        if source.dataset == "npz":
+            path = find_pool_file(source.data_dir)
+            y = np.concatenate([read_labels(path, name) for name in ("y_train", "y_test")])
+            shape = read_input_shape(path, "x_train")
+        else:
+            path = Path(source.data_dir).expanduser() / "pathmnist.npz"
+            labels = read_arrays(path, [f"{part}_labels" for part in _MED_PARTS])
+            y = np.concatenate([to_labels(part.reshape(-1), f"{path}: labels") for part in labels])
+            shape = read_input_shape(path, "train_images")
+        num_classes = class_count(int(y.max()), source.num_classes, where)
+    keep = _kept(len(y), source)
+    y = y if keep is None else y[keep]
+    return Outline(shape, num_classes, len(np.unique(y)), len(y))
 
 
 def check_files(config: RunConfig) -> None:
@@ -260,10 +335,15 @@ def _read(source: Source) -> Sequence[Samples]:
     return _read_official(source.dataset, Path(source.data_dir).expanduser(), download=fetch)
 
 
-def _read_folder(source: Source) -> Pool:
+def _folder(source: Source) -> tuple[list[Path], tuple[str, ...]]:
+    """Return the parts of an ``image-folder``, and the names of its classes."""
     directory = data_directory(source.dataset, source.data_dir, _FOLDERS)
     parts = pool_parts(directory)
-    names = class_names(directory, parts, split_names(source.class_names), source.num_classes)
+    return parts, class_names(directory, parts, split_names(source.class_names), source.num_classes)
+
+
+def _read_folder(source: Source) -> Pool:
+    parts, names = _folder(source)
     found = [find_images(part, names) for part in parts]
     files = [file for images in found for file in images.files]
     y = np.concatenate([np.asarray(images.labels, dtype=np.int64) for images in found])

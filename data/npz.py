@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib import format as npy
 from numpy.lib.npyio import NpzFile
 
 from common.errors import DataError
@@ -65,6 +66,42 @@ def read_arrays(path: Path, names: Sequence[str]) -> list[npt.NDArray[Any]]:
                 raise DataError(f"{path}: array {name} is empty, its shape is {array.shape}")
             arrays.append(array)
     return arrays
+
+
+def read_shape(path: Path, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return shape and type of an array of the file, from its header alone.
+
+    Raises:
+        DataError: as ``read_arrays``.
+    """
+    check_arrays(path, [name])
+    try:
+        with zipfile.ZipFile(path) as file, file.open(f"{name}.npy") as content:
+            version = npy.read_magic(content)
+            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            shape, _, dtype = read(content)
+    except Exception as error:  # as in read_arrays
+        raise DataError(f"{path}: array {name} cannot be read ({_first_line(error)})") from error
+    if dtype.hasobject:
+        raise DataError(f"{path}: array {name} cannot be read (it is made of Python objects)")
+    if 0 in shape:
+        raise DataError(f"{path}: array {name} is empty, its shape is {shape}")
+    return shape, dtype
+
+
+def read_input_shape(path: Path, name: str = "x") -> tuple[int, ...]:
+    """Return the shape that one of the inputs ``name`` has as ``to_inputs`` brings it, without reading them.
+
+    Raises:
+        DataError: as ``read_shape``, and as ``to_inputs`` for a shape or a type.
+    """
+    shape, dtype = read_shape(path, name)
+    where = f"{path}: array {name}"
+    try:
+        return to_inputs(np.zeros((1, *shape[1:]), dtype), where).shape[1:]
+    except DataError:
+        # The same with the true number of samples, which takes no memory: it is refused before anything is copied.
+        return to_inputs(np.broadcast_to(np.zeros((), dtype), shape), where).shape[1:]
 
 
 def _open(path: Path, names: Sequence[str]) -> NpzFile:

@@ -49,6 +49,11 @@ class Scheme:
             config.seed,
         )
 
+    @property
+    def needed(self) -> int:
+        """How many samples a client must have: one to train on and one to test on at least."""
+        return max(self.min_samples, 2)
+
     def __str__(self) -> str:
         parameter = {
             "dirichlet": f" with alpha = {self.alpha:g}",
@@ -72,23 +77,13 @@ def partition(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, d
 
     Raises:
         ConfigError: ``classes_per_client`` is larger than the number of classes.
-        DataError: a client would have too few samples; names the client, its count and what to change.
+        DataError: a client would have too few samples; says how few and what to change.
     """
-    classes = len(np.unique(labels))
-    if scheme.name in _BY_CLASSES and scheme.classes_per_client > classes:
-        raise ConfigError(
-            f"classes-per-client = {scheme.classes_per_client}: must be at most {classes}, "
-            f"the number of classes of {dataset}"
-        )
-    if scheme.name == "shards" and scheme.shards_per_client * num_clients > len(labels):
-        raise DataError(
-            f"{scheme}: {num_clients} clients need {scheme.shards_per_client * num_clients} shards, but {dataset} has "
-            f"{len(labels)} samples; lower shards-per-client or use fewer clients"
-        )
+    check_counts(scheme, num_clients, len(np.unique(labels)), len(labels), dataset)
     # The library gives consecutive samples to a client (its IID partitioner does nothing else): mix them first, or the
     # order of the files, training part before test part, would decide who gets what.
     order = numpy_generator(scheme.seed, "partition", "order").permutation(len(labels))
-    needed = max(scheme.min_samples, 2)
+    needed = scheme.needed
     draws = _MAX_DRAWS if scheme.min_samples > 1 and scheme.name in _RANDOM_SIZES else 1
     parts: list[Indices] = []
     refusal = ""
@@ -106,6 +101,38 @@ def partition(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, d
     if not parts:
         raise DataError(f"{scheme}, {num_clients} clients, {len(labels)} samples of {dataset}: {refusal}")
     raise DataError(_too_few(scheme, [len(part) for part in parts], needed, draws))
+
+
+def check_counts(scheme: Scheme, num_clients: int, classes: int, samples: int, dataset: str) -> None:
+    """Check what the numbers of classes and samples tell of a partition before it is made.
+
+    Raises:
+        ConfigError, DataError: as ``partition``; it may still find that a draw leaves a client with too few samples.
+    """
+    if scheme.name in _BY_CLASSES and scheme.classes_per_client > classes:
+        raise ConfigError(
+            f"classes-per-client = {scheme.classes_per_client}: must be at most {classes}, "
+            f"the number of classes of {dataset}"
+        )
+    shards = scheme.shards_per_client * num_clients
+    if scheme.name == "shards" and shards > samples:
+        raise DataError(
+            f"{scheme}: {num_clients} clients need {shards} shards, but {dataset} has "
+            f"{samples} samples; lower shards-per-client or use fewer clients"
+        )
+    sizes: list[int] = []
+    if scheme.name == "iid":
+        sizes = [samples // num_clients + (i < samples % num_clients) for i in range(num_clients)]
+    elif scheme.name == "shards":
+        sizes = [scheme.shards_per_client * (samples // shards)] * num_clients
+    if sizes and min(sizes) < scheme.needed:
+        raise DataError(_too_few(scheme, sizes, scheme.needed, 1))
+    if scheme.needed * num_clients > samples:
+        remedy = "lower min-samples or use" if scheme.min_samples > 2 else "use"
+        raise DataError(
+            f"{scheme}: {num_clients} clients need {scheme.needed} samples each, but {dataset} has "
+            f"{samples}; {remedy} fewer clients"
+        )
 
 
 def _too_few(scheme: Scheme, sizes: list[int], needed: int, draws: int) -> str:

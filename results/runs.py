@@ -21,9 +21,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from common.config import RunConfig, read_keys
 from common.durable import write_whole
 from common.errors import FloretError
+from common.local_superlink import check_local_superlink, simulated_clients, use_own_commands
 from common.run_config import default_config, merged
 from results.run import Run, read_run
 from results.text import countdown
@@ -36,6 +36,9 @@ _REAL_NODES = ("return-timeout",)
 _FOLDER, _ABOUT = "cells", "cell.json"
 _POLL = 0.5
 _RUN_ID = re.compile(r"Successfully started run (\d+)")
+
+
+Check = Callable[[Mapping[str, Any], int | None], None]
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,13 @@ class Runs:
         app: the app's folder.
         output: runs are in folders below its ``cells/``, named after what is computed: two tables that need the same
             run share it, wherever its data are.
+        check: raises FloretError if a run with these keys cannot start; it gets the number of clients of a simulation
+            on this machine, or None.
         superlink: the SuperLink connection to run on; empty for Flower's default.
     """
 
-    def __init__(self, app: Path, output: Path, superlink: str = "") -> None:
-        self._app, self._superlink = app, superlink
+    def __init__(self, app: Path, output: Path, check: Check, superlink: str = "") -> None:
+        self._app, self._check, self.superlink = app, check, superlink
         self._defaults = default_config(app)
         self._folder = output.resolve() / _FOLDER
 
@@ -127,6 +132,14 @@ class Runs:
         except (OSError, ValueError, KeyError, FloretError) as error:
             raise FloretError(f"{folder}: cannot be read ({error}); remove it to make the run again") from error
 
+    def check(self, spec: RunSpec) -> str:
+        """Return why a run cannot start, or an empty text."""
+        try:
+            self._check(self.config(spec), simulated_clients([spec.federation], self.superlink))
+        except FloretError as error:
+            return str(error)
+        return ""
+
     def run(self, spec: RunSpec, watch: Callable[[int], None], *, keep_models: bool = False) -> str:
         """Make a run, to its end; return why it failed, or an empty text.
 
@@ -138,12 +151,9 @@ class Runs:
             watch: called with the number of finished rounds, twice a second.
             keep_models: leave the personal models and checkpoints in the run directory.
         """
-        import data
-
-        try:
-            data.check(read_keys(RunConfig, self.config(spec)))
-        except FloretError as error:
-            return str(error)
+        wrong = self.check(spec)
+        if wrong:
+            return wrong
         folder = self.folder(spec)
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / "log.txt"
@@ -166,7 +176,7 @@ class Runs:
         self, spec: RunSpec, folder: Path, log: Path, more: Mapping[str, str], watch: Callable[[int], None]
     ) -> None:
         keys = {**spec.keys, "output-dir": str(folder), **more}
-        command = ["flwr", "run", str(self._app), *([self._superlink] if self._superlink else []), "--stream"]
+        command = ["flwr", "run", str(self._app), *([self.superlink] if self.superlink else []), "--stream"]
         if spec.federation:
             command += ["--federation-config", spec.federation]
         command += ["--run-config", " ".join(f"{key}={json.dumps(value)}" for key, value in keys.items())]
@@ -189,7 +199,7 @@ class Runs:
         """Stop a run: it goes on in the SuperLink when only its log stream is ended."""
         found = _RUN_ID.search(log.read_text(encoding="utf-8", errors="replace"))
         if found:
-            place = [self._superlink] if self._superlink else []
+            place = [self.superlink] if self.superlink else []
             subprocess.run(["flwr", "stop", found[1], *place], capture_output=True, check=False)
 
     def _about(self, spec: RunSpec, run: Path) -> dict[str, Any]:
@@ -235,7 +245,7 @@ def run_missing(runs: Runs, jobs: Sequence[Job], *, keep_models: bool) -> dict[s
         Why a run failed, by the name of its folder.
 
     Raises:
-        FloretError: another program makes runs in the same folder.
+        FloretError: another program makes runs in the same folder, or another environment has the local SuperLink.
     """
     # Ended by a batch system, it stops its run as at Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -243,6 +253,11 @@ def run_missing(runs: Runs, jobs: Sequence[Job], *, keep_models: bool) -> dict[s
     console = Console(stderr=False, highlight=False, soft_wrap=True)
     columns = [TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn()]
     missing = [job for job in jobs if not runs.done(job.spec)]
+    if missing:
+        check_local_superlink(runs.superlink)
+        use_own_commands()
+    # Those that cannot run come first: they say why at once, not after hours of the others.
+    missing.sort(key=lambda job: not runs.check(job.spec))
     time_left = _TimeLeft(sum(job.weight for job in missing))
     display = Progress(*columns, TextColumn("{task.fields[left]}"), console=console, transient=True)
     with runs.exclusive(), display as progress:

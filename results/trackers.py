@@ -14,11 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from flwr.common.exit import add_exit_handler
-
 from common.config import RunConfig, Scalar
 from common.durable import write_whole
 from common.errors import ConfigError, one_line
+from common.flower import at_stop
 from common.versions import versions
 from results.history import Round
 from results.run import Summary
@@ -241,8 +240,8 @@ class Trackers:
                 raise ConfigError(f"{tracker.setting}: {tracker.name} cannot begin: {one_line(error)}") from error
             self._going.append(tracker)
         if self._going:
-            # When a simulation is stopped, its process exits and no exception reaches the ServerApp's thread.
-            add_exit_handler(lambda: self._end("KILLED"))
+            # A stopped simulation ends without a word to the thread of its ServerApp.
+            at_stop(lambda: self._end("KILLED"))
 
     def round(self, line: Round) -> None:
         """Send each tracker a round."""

@@ -14,11 +14,10 @@ from safetensors.numpy import save_file
 import data
 from common.config import RunConfig
 from common.errors import ConfigError, FloretError, one_line
+from common.flower import find_by_node, is_simulated
 from common.memory import return_freed_memory
-from common.seeds import torch_generator
 from common.versions import versions
 from common.wire import find_record, from_record
-from models import build_model, head_layers
 from results.history import History
 from results.report import client_table, write_report
 from results.run import Run, Summary
@@ -29,15 +28,8 @@ from server_app.delivery import Delivery
 from server_app.federation import Federation, question
 from server_app.rounds import checkpoint_of, restore, run_rounds
 from server_app.settings import check_resumable, own_keys, read_config
-from strategies.core import (
-    FloretStrategy,
-    Session,
-    Setup,
-    StrategySetting,
-    find_by_node,
-    in_simulation,
-    send_and_receive,
-)
+from server_app.setup import build_strategy, check_setup
+from strategies.core import Session, send_and_receive
 
 app = ServerApp()
 log = logging.getLogger("flwr")
@@ -65,10 +57,10 @@ def run(grid: Grid, context: Context) -> None:
     torch.set_num_threads(1)
     return_freed_memory()
     config, kind, parameters = read_config(context.run_config)
-    simulated = in_simulation(grid)
+    simulated = is_simulated(grid)
     if simulated:
         find_by_node(grid)
-    data.check(config, files=simulated)
+    check_setup(config, kind, parameters, len(list(grid.get_node_ids())) if simulated else None)
     trackers = Trackers(trackers_of(config))
     federation = Federation(grid, config)
     directory, origin = _start(config, context)
@@ -83,7 +75,8 @@ def run(grid: Grid, context: Context) -> None:
         session = Session(checkpoint.lineage if checkpoint else f"{context.run_id:016x}")
         if simulated and config.checkpoint_every:
             session.directory = str(directory.clients)
-        strategy = kind(_setting(federation, kind, parameters, session))
+        shape, classes = federation.input_shape, federation.num_classes
+        strategy = build_strategy(config, kind, parameters, shape, classes, roster=federation.roster, session=session)
         if checkpoint:
             restore(strategy, checkpoint)
         else:
@@ -139,14 +132,6 @@ def _resume(directory: RunDirectory, checkpoints: Checkpoints, federation: Feder
     federation.restore(checkpoint.about, checkpoint.clients)
     log.info("Resuming %s after round %d", directory.path, checkpoint.round)
     return checkpoint
-
-
-def _setting(federation: Federation, kind: type[FloretStrategy], parameters: Any, session: Session) -> StrategySetting:
-    config, shape = federation.config, federation.input_shape
-    generator = torch_generator(config.seed, "model")
-    cut = config.head_layers or head_layers(config.model, shape, kind.head)
-    model = build_model(config.model, shape, federation.num_classes, cut, generator)
-    return StrategySetting(Setup(config, parameters, model, cut, shape), federation.roster, session)
 
 
 def _about(federation: Federation, simulated: bool) -> dict[str, Any]:

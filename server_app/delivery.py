@@ -9,12 +9,11 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from common.flower import node_is_gone
 from server_app.federation import Federation, question
 
 log = logging.getLogger("flwr")
 
-# Flower's error for a message to a node that is no longer connected.
-_NODE_GONE = 5
 # Seconds between looks for a client that does not answer.
 _LOOK = 2.0
 
@@ -111,7 +110,7 @@ class Delivery(Grid):
         now = time.monotonic()
         if item.gone is None:
             reply = next(iter(self._grid.pull_messages([item.message_id])), None)
-            if reply is not None and not (reply.has_error() and reply.error.code == _NODE_GONE):
+            if reply is not None and not node_is_gone(reply):
                 return reply
             if reply is not None:
                 item.gone = (reply, now)

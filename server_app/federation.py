@@ -9,7 +9,8 @@ from flwr.serverapp import Grid
 
 from common.config import RunConfig
 from common.errors import FloretError, one_line
-from strategies.core import Client, Roster, in_flight, in_simulation
+from common.flower import is_simulated
+from strategies.core import Client, Roster, in_flight
 
 log = logging.getLogger("flwr")
 
@@ -41,7 +42,7 @@ class Federation:
         self.num_classes = config.num_classes
         self.class_names: tuple[str, ...] | None = None
         self.settled = False
-        self._simulated = in_simulation(grid)
+        self._simulated = is_simulated(grid)
         self._partitions = 0
         self._pending: dict[str, int] = {}
         self._refused: dict[int, tuple[float, str]] = {}

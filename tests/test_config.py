@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from cli.run import split_arguments
+from cli.run import federation_configs, split_arguments
 from common.config import RunConfig, key_of
 from common.errors import ConfigError
+from common.local_superlink import simulated_clients
 from common.run_config import default_config, parse_run_config
 from results.page import write_sweep_page
 from results.sweep import combinations, markdown, rows, table_row
 from server_app.settings import read_config
 from strategies import METHODS
-from tests.conftest import PATIENCE
+from tests.conftest import PATIENCE, free_port
 from tests.harness import ROOT, run_config
 
 
@@ -105,21 +106,47 @@ def test_run_config_is_read_as_flower_reads_it(tmp_path: Path) -> None:
         ("method=fedper", "floret: run config 'method=fedper' cannot be read"),
         ("alpha = 0.5", "floret: run config 'alpha = 0.5': 'alpha' is not key=value, without blanks around the '='"),
         ('dataset="mnist" data-dir="/nowhere"', "floret: dataset mnist is not in data-dir = /nowhere: /nowhere/MNIST"),
+        ('method="fedcpd"', "floret: fedcpd.distill = True: the extractor of model 'mlp' has no convolutional stage"),
+        ("classes-per-client=11", "floret: classes-per-client = 11: must be at most 10, the number of classes of dig"),
+        ("min-clients=6", "floret: min-clients = 6: must be at most 5, the number of clients"),
     ],
 )
 def test_floret_run_tells_a_mistake_before_anything_starts(tmp_path: Path, argument: str, line: str) -> None:
-    # A folder without flwr on the path: had the check passed, there would be nothing to start.
+    # Where Flower's folder cannot be: had the check passed, it could not start anything.
+    (tmp_path / "flwr").touch()
     done = subprocess.run(
-        [sys.executable, "-m", "cli.main", "run", str(ROOT), "--run-config", argument],
+        [
+            *(sys.executable, "-m", "cli.main", "run", str(ROOT), "--run-config", argument),
+            *("--federation-config", "num-supernodes=5"),
+        ],
         capture_output=True,
         text=True,
         timeout=PATIENCE,
         cwd=ROOT,
-        env=os.environ | {"PATH": str(tmp_path)},
+        env=os.environ | {"FLWR_HOME": str(tmp_path / "flwr")},
     )
     assert done.returncode == 2
     assert done.stderr.startswith(line)
     assert done.stderr.count("\n") == 1
+
+
+def test_the_clients_of_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Flower has them: the last option that says it, or the connection; none here for a SuperLink elsewhere."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    rest = ["app", "--federation-config", "num-supernodes=3 client-resources-num-cpus=1", "--stream"]
+    assert simulated_clients(federation_configs(rest)) == 3
+    assert simulated_clients(federation_configs([*rest, "--federation-config=num_supernodes=4"])) == 4
+    for text in ("num-supernodes=0", "num-supernodes=many", "num-supernodes=2.5"):
+        with pytest.raises(ConfigError, match=rf"--federation-config {text}: must be a whole number, at least 1"):
+            simulated_clients([text])
+    (tmp_path / "config.toml").write_text(
+        '[superlink]\ndefault = "own"\n[superlink.own]\naddress = ":local:"\noptions.num-supernodes = 7\n'
+        '[superlink.far]\naddress = "superlink.example.org:9093"\n'
+        f'[superlink.closed]\naddress = "127.0.0.1:{free_port()}"\ninsecure = true\n'
+    )
+    assert simulated_clients([]) == simulated_clients([], "own") == 7
+    for name in ("far", "closed", "unknown"):
+        assert simulated_clients(["num-supernodes=3"], name) is None
 
 
 def test_a_grid_is_every_combination_of_its_values() -> None:

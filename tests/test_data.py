@@ -200,8 +200,11 @@ def test_min_samples_redraws_until_every_client_has_that_many():
 
 def test_min_samples_that_no_draw_can_meet():
     labels = np.repeat(np.arange(3), 20)
+    text = message(partition, labels, scheme("dirichlet", min_samples=6), 10, "toy")
+    assert "in the last of 100 draws, it needs 6; raise alpha, lower min-samples, use fewer clients" in text
     text = message(partition, labels, scheme("dirichlet", min_samples=7), 10, "toy")
-    assert "in the last of 100 draws, it needs 7; raise alpha, lower min-samples, use fewer clients" in text
+    enough = "10 clients need 7 samples each, but toy has 60; lower min-samples or use fewer clients"
+    assert text == f"partition dirichlet with alpha = 0.5: {enough}"
     text = message(partition, labels, scheme("iid", min_samples=7), 10, "toy")
     assert text == "partition iid: client 0 of 10 has 6 samples, it needs 7; lower min-samples, use fewer clients"
     text = message(partition, np.zeros(3, dtype=int), scheme("iid"), 2, "toy")
@@ -224,8 +227,9 @@ def test_extreme_needs_a_sample_of_each_class_for_each_client():
     )
     assert text == f"{expected} clients"
     assert len(partition(labels, scheme("extreme"), 3, "toy")) == 3
-    text = message(partition, np.arange(4), scheme("extreme", k=1), 4, "toy")
-    assert text.startswith("partition extreme with classes-per-client = 1: client 0 of 4 has 1 samples, it needs 2; ")
+    labels = np.array([0, 1, 2, *[3] * 9])
+    text = message(partition, labels, scheme("extreme", k=1), 4, "toy")
+    assert "has 1 samples, it needs 2; " in text
     assert text.endswith("change classes-per-client, use fewer clients")
 
 

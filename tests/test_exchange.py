@@ -20,7 +20,8 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 
-from strategies.core import find_by_node, in_flight, send_and_receive
+from common.flower import find_by_node
+from strategies.core import in_flight, send_and_receive
 
 CLIENTS = 150
 

@@ -26,7 +26,7 @@ from safetensors.numpy import load_file
 from cli import main as command
 from client_app.node.options import NodeOptions
 from client_app.node.preflight import UnreachableError, check_connection
-from client_app.node.supernode import WRONG_VERSION, Reason
+from client_app.node.transport import WRONG_VERSION, Reason
 from common.config import RunConfig, read_keys
 from common.errors import FloretError
 from data import ClientData, load_own

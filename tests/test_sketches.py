@@ -5,6 +5,7 @@ Their files are below ``tests/sketches``; the packages look for methods there, t
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from flwr.app import ArrayRecord, Message
 
 import client_app.methods
-import server_app.app
+import server_app.setup
 import strategies
 from client_app.app import Request
 from client_app.client import MEMORY, MODEL
@@ -24,6 +25,7 @@ from common.run_config import default_config
 from common.tensors import MASK, NamedArrays, TensorError, TensorSpec
 from common.wire import payload_bytes, unpack
 from strategies import METHODS
+from strategies.core import StrategySetting
 from tests.harness import Outcome, federate, kept
 from tests.test_resume import CLIENTS, assert_same, crash
 
@@ -252,9 +254,8 @@ def test_the_server_has_filters_and_an_aggregate_to_exchange(tmp_path: Path, mon
     def positive(payload: Payload) -> Payload:
         return replace(payload, tensors={name: abs(array) for name, array in payload.tensors.items()})
 
-    setting = server_app.app._setting
     monkeypatch.setattr(
-        server_app.app, "_setting", lambda *args: replace(setting(*args), aggregate=Largest, filters=(positive,))
+        server_app.setup, "StrategySetting", partial(StrategySetting, aggregate=Largest, filters=(positive,))
     )
     outcome, records = uploads(tmp_path, method="fedper", clients=3, rounds=1)
     for name, array in checkpointed(outcome).items():

@@ -4,12 +4,11 @@ import socket
 import ssl
 
 from client_app.node.options import NodeOptions, trusted
+from client_app.node.transport import ALPN, GREETING, is_answer
 from common.errors import FloretError
 
 _SECONDS = 10.0
-# The client's opening of HTTP/2 and an empty SETTINGS frame: any plain gRPC server answers with its own SETTINGS.
-_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-_SETTINGS, _TLS_ALERT = 0x04, 0x15
+_TLS_ALERT = 0x15
 
 
 class UnreachableError(FloretError):
@@ -45,7 +44,7 @@ def check_connection(options: NodeOptions) -> None:
 def _check_tls(connection: socket.socket, where: str, options: NodeOptions) -> None:
     cafile = options.root_certificates
     context = trusted(cafile)
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols([ALPN])
     try:
         with context.wrap_socket(connection, server_hostname=options.host):
             pass
@@ -57,9 +56,9 @@ def _check_tls(connection: socket.socket, where: str, options: NodeOptions) -> N
 
 
 def _check_plain(connection: socket.socket, where: str) -> None:
-    connection.sendall(_HTTP2)
+    connection.sendall(GREETING)
     head = connection.recv(9)
     if head[:1] == bytes([_TLS_ALERT]) or not head:
         raise FloretError(f"{where}: wants TLS; leave out --insecure and give --root-certificates")
-    if len(head) < 9 or head[3] != _SETTINGS:
+    if not is_answer(head):
         raise FloretError(f"{where}: does not speak gRPC; is it the SuperLink's Fleet API, port 9092 by default?")

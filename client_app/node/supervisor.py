@@ -1,6 +1,5 @@
 """A node from start to stop: it checks, starts the SuperNode, serves its tasks, and starts it again when it ends."""
 
-import json
 import logging
 import os
 import signal
@@ -14,11 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-import grpc
-
 from client_app.node import preflight
 from client_app.node.options import NodeOptions
 from client_app.node.tasks import serve
+from client_app.node.transport import STILL_THERE, TURNED_AWAY, WRONG_VERSION, GoneError, supernode_arguments
 from client_app.node.warm import LostError, Warm
 from common.errors import FloretError
 
@@ -28,8 +26,6 @@ log = logging.getLogger("flwr")
 # start, and for it to say goodbye.
 _AGAIN = (1.0, 10.0)
 _IMPORT, _START, _STOP = 300.0, 60.0, 15.0
-# Exit codes of a SuperNode that the SuperLink did not accept, as client_app.node.supernode has them.
-_TURNED_AWAY, _STILL_THERE, _WRONG_VERSION = 71, 72, 73
 
 
 class Node:
@@ -103,7 +99,7 @@ class Node:
             if self._wait_for(port):
                 try:
                     serve(address, self._warm, self._going)
-                except grpc.RpcError:
+                except GoneError:
                     # The SuperNode goes away with its tasks; how, it says by its exit code below. One that was
                     # unregistered while it ran hangs instead, and is stopped.
                     with suppress(subprocess.TimeoutExpired):
@@ -112,24 +108,24 @@ class Node:
             return
         code = supernode.returncode
         where = f"--superlink {self.options.address}"
-        if code == _STILL_THERE:
+        if code == STILL_THERE:
             raise preflight.UnreachableError(
                 f"{where}: a node with --key {self.options.key} is connected: another one, or this one before it was "
                 "killed, for a minute more"
             )
-        if code == _WRONG_VERSION:
+        if code == WRONG_VERSION:
             raise FloretError(f"{where}: the SuperLink runs a version of Flower that does not go with this node's")
-        if code == _TURNED_AWAY and self.options.key:
+        if code == TURNED_AWAY and self.options.key:
             key = self.options.key
             raise FloretError(f"{where}: does not know --key {key}; register its public key: flwr supernode register")
-        if code == _TURNED_AWAY:
+        if code == TURNED_AWAY:
             raise FloretError(f"{where}: accepts only nodes with a registered key; see --key")
         log.warning("The SuperNode ended with code %s; starting it again", code)
 
     @contextmanager
     def _started(self, port: int) -> Iterator[subprocess.Popen[bytes]]:
         supernode = subprocess.Popen(
-            [sys.executable, "-m", "client_app.node.supernode", *self._arguments(port)],
+            [sys.executable, "-m", "client_app.node.supernode", *supernode_arguments(self.options, port)],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             # A group of its own: Ctrl-C reaches this process, which then stops it in good order.
@@ -146,21 +142,6 @@ class Node:
                 except subprocess.TimeoutExpired:
                     supernode.kill()
                     supernode.wait()
-
-    def _arguments(self, port: int) -> list[str]:
-        options = self.options
-        arguments = ["--superlink", options.address, "--isolation", "process"]
-        arguments += ["--clientappio-api-address", f"127.0.0.1:{port}"]
-        arguments += ["--node-config", " ".join(f"{k}={json.dumps(v)}" for k, v in options.node_config().items())]
-        if options.insecure:
-            arguments.append("--insecure")
-        if options.root_certificates:
-            arguments += ["--root-certificates", str(options.root_certificates)]
-        if options.key:
-            arguments += ["--auth-supernode-private-key", str(options.key)]
-        if options.health_address:
-            arguments += ["--health-server-address", options.health_address]
-        return arguments
 
     def _wait_for(self, port: int) -> bool:
         """Return whether the SuperNode's own server came up."""

@@ -1,6 +1,5 @@
 """From the SuperNode's tasks to the warm process and back: one message at a time."""
 
-import hashlib
 import io
 import logging
 import time
@@ -9,26 +8,16 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
-import grpc
-from flwr.app import Context, Error, Message
-from flwr.common.grpc import create_channel
-from flwr.common.serde import context_to_proto, message_from_proto, message_to_proto
-from flwr.common.typing import Fab, Run
-from flwr.proto.appio_pb2 import ClaimTaskRequest, PullPendingTasksRequest
-from flwr.proto.clientappio_pb2_grpc import ClientAppIoStub
-from flwr.proto.message_pb2 import Message as ProtoMessage
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_grpc
-from flwr.supercore.inflatable.inflatable_utils import ObjectIdNotPreregisteredError
-from flwr.supercore.interceptors import AppIoTokenClientInterceptor, RuntimeVersionClientInterceptor
-from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+from flwr.app import Context, Message
 
+from client_app.node.transport import Bundle, Tasks
 from client_app.node.warm import LostError, Warm
 from common.errors import FloretError
+from common.flower import pack_context, pack_message, unpack_message
 
 log = logging.getLogger("flwr")
 
-# Flower's words for how a task ended, and its code for an app that ended without an answer.
-_COMPLETED, _FAILED, _CRASHED = "completed", "failed", 8
+# Seconds between looks for a message: when one was just there, after a while, and how fast that grows.
 _FIRST, _IDLE, _GROWTH = 0.02, 0.5, 1.3
 # The folders whose code the two sides must share for a message to mean the same on both.
 _SHARED = ("client_app/", "common/", "data/", "models/")
@@ -36,64 +25,39 @@ _HOME = Path(__file__).resolve().parents[2]
 
 
 def serve(address: str, warm: Warm, go: Callable[[], bool]) -> None:
-    """Handle the tasks of the SuperNode whose ClientAppIo API is at ``address``, until ``go`` returns False.
+    """Handle the tasks of the SuperNode whose own API is at ``address``, until ``go`` returns False.
 
     Raises:
-        grpc.RpcError: the SuperNode is gone.
+        GoneError: the SuperNode is gone.
     """
-    channel = _channel(address, None)
-    try:
-        stub = ClientAppIoStub(channel)
+    with Tasks(address) as tasks:
         pause = _FIRST
         while go():
-            tasks = stub.PullPendingTasks(PullPendingTasksRequest()).tasks
-            token = stub.ClaimTask(ClaimTaskRequest(task_id=tasks[0].task_id)).token if tasks else ""
+            token = tasks.claim()
             if token:
-                _handle(address, token, warm, go)
+                _handle(tasks, token, warm, go)
                 pause = _FIRST
             else:
                 time.sleep(pause)
                 pause = min(pause * _GROWTH, _IDLE)
-    finally:
-        channel.close()
 
 
-def _channel(address: str, token: str | None) -> grpc.Channel:
-    interceptors: list[grpc.UnaryUnaryClientInterceptor] = [
-        RuntimeVersionClientInterceptor(component_name="flwr-clientapp")
-    ]
-    if token:
-        interceptors.append(AppIoTokenClientInterceptor(token))
-    return create_channel(server_address=address, insecure=True, interceptors=interceptors)
-
-
-def _handle(address: str, token: str, warm: Warm, go: Callable[[], bool]) -> None:
+def _handle(tasks: Tasks, token: str, warm: Warm, go: Callable[[], bool]) -> None:
     """Pull a task's message, get it answered, push the reply."""
-    channel = _channel(address, token)
-    try:
-        stub = ClientAppIoStub(channel)
-        heartbeat = HeartbeatSender(make_task_heartbeat_fn_grpc(stub))
-        heartbeat.start()
+    with tasks.task(token) as task:
+        started = time.monotonic()
         try:
-            message, context, run, fab = pull_task_input(stub)
-            started = time.monotonic()
-            try:
-                check_same_code(run, fab)
-                reply, status = _answer(message, context, warm, go), _COMPLETED
-            except FloretError as error:
-                log.error("%s", error)
-                reply, status = Message(Error(_CRASHED, str(error)), reply_to=message), _FAILED
-            try:
-                push_message(stub, reply, context)
-                log.info("Answered: %s message in %.2f s", message.metadata.message_type, time.monotonic() - started)
-            except ObjectIdNotPreregisteredError:
-                # The SuperNode drops such a reply while it is still being handed over.
-                log.warning("Not answered: run %d was stopped", run.run_id)
-            push_task_output(stub, context, status, "")
-        finally:
-            heartbeat.stop()
-    finally:
-        channel.close()
+            check_same_code(task.bundle)
+            reply, wrong = _answer(task.message, task.context, warm, go), ""
+        except FloretError as error:
+            log.error("%s", error)
+            reply, wrong = None, str(error)
+        taken = task.answer(reply) if reply else task.fail(wrong)
+        if taken:
+            kind, seconds = task.message.metadata.message_type, time.monotonic() - started
+            log.info("Answered: %s message in %.2f s", kind, seconds)
+        else:
+            log.warning("Not answered: run %d was stopped", task.run_id)
 
 
 def _answer(message: Message, context: Context, warm: Warm, go: Callable[[], bool]) -> Message:
@@ -106,14 +70,12 @@ def _answer(message: Message, context: Context, warm: Warm, go: Callable[[], boo
         LostError: there is no reply; the message says why.
     """
     metadata = message.metadata
-    parts = [metadata.message_id.encode(), message_to_proto(message).SerializeToString()]
-    parts.append(context_to_proto(context).SerializeToString())
+    parts = [metadata.message_id.encode(), pack_message(message), pack_context(context)]
     deadline = time.monotonic() + metadata.ttl
     for attempt in (1, 2):
         left = deadline - time.monotonic()
         try:
-            content = warm.call("answer", parts, (), left, go)
-            return message_from_proto(ProtoMessage.FromString(content))
+            return unpack_message(warm.call("answer", parts, (), left, go))
         except LostError as error:
             log.error("The client process did not answer: %s", error)
             if attempt == 2 or not go() or deadline <= time.monotonic():
@@ -121,18 +83,17 @@ def _answer(message: Message, context: Context, warm: Warm, go: Callable[[], boo
     raise AssertionError("a loop that returns or raises")
 
 
-def check_same_code(run: Run, fab: Fab) -> None:
+def check_same_code(bundle: Bundle) -> None:
     """Compare the run's app with what is installed here: a node runs its own code, never what came over the network.
 
     Raises:
         FloretError: they differ in what both sides of a message must share; names the first file.
     """
-    wrong = _difference(fab.hash_str or hashlib.sha256(fab.content).hexdigest(), fab.content)
+    wrong = _difference(bundle.key, bundle.content)
     if wrong:
         raise FloretError(
-            f"this node runs its installed Floret, and the run's app {run.fab_id} {run.fab_version} has another "
-            f"{wrong}; install the same version on both (or start Flower's own flower-supernode, which runs the app "
-            "that it is sent)"
+            f"this node runs its installed Floret, and the run's app {bundle.name} has another {wrong}; install the "
+            "same version on both (or start Flower's own flower-supernode, which runs the app that it is sent)"
         )
 
 

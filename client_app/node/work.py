@@ -8,14 +8,10 @@ import threading
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from flwr.app import Message
-from flwr.common.serde import context_from_proto, message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Context as ProtoContext
-from flwr.proto.message_pb2 import Message as ProtoMessage
-
 from client_app.app import app
 from client_app.runtime import device_of
 from common.errors import FloretError
+from common.flower import pack_message, unpack_context, unpack_message
 from data import check_own
 
 
@@ -28,15 +24,14 @@ def run(name: str, connection: Connection, *arguments: str) -> None:
 
 
 def answer(connection: Connection) -> None:
-    """Take a message and its context from ``connection``, as protocol buffers, and send back the ClientApp's reply.
+    """Take a message and its context from ``connection``, packed, and send back the ClientApp's reply.
 
     The process ends at once when nobody is at the other end any more: a node that was killed must not leave a process
     behind that trains on and keeps the client's state from the node that comes after it.
     """
     message_id = connection.recv_bytes().decode()
-    message: Message = message_from_proto(ProtoMessage.FromString(connection.recv_bytes()))
-    message.metadata.__dict__["_message_id"] = message_id
-    context = context_from_proto(ProtoContext.FromString(connection.recv_bytes()))
+    message = unpack_message(connection.recv_bytes(), message_id)
+    context = unpack_context(connection.recv_bytes())
     answered = threading.Event()
 
     def end_with_the_node() -> None:
@@ -46,7 +41,7 @@ def answer(connection: Connection) -> None:
             os._exit(1)
 
     threading.Thread(target=end_with_the_node, daemon=True).start()
-    reply = message_to_proto(app(message, context)).SerializeToString()
+    reply = pack_message(app(message, context))
     answered.set()
     connection.send_bytes(reply)
 

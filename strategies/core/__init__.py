@@ -2,7 +2,7 @@
 
 from strategies.core.aggregate import Aggregate, WeightedMean
 from strategies.core.base import ClientResult, FloretStrategy, RefusedError, StrategySetting
-from strategies.core.exchange import find_by_node, in_flight, in_simulation, send_and_receive
+from strategies.core.exchange import in_flight, send_and_receive
 from strategies.core.method import Method, Network, Setup, keys_of
 from strategies.core.post_office import PostOffice
 from strategies.core.roster import Client, Roster
@@ -22,9 +22,7 @@ __all__ = [
     "Setup",
     "StrategySetting",
     "WeightedMean",
-    "find_by_node",
     "in_flight",
-    "in_simulation",
     "keys_of",
     "send_and_receive",
 ]

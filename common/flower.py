@@ -1,0 +1,242 @@
+"""The adapter to Flower: each of its private names that Floret needs, with the reason, and what to do when it is gone.
+
+Public are ``flwr.app``, ``flwr.clientapp``, ``flwr.client``, ``flwr.serverapp`` and ``flwr.serverapp.strategy``;
+anything else may change with any version. What a node says to its SuperLink, and how, is in
+``client_app.node.transport``. No other module imports more of Flower than the public ones (``tests/test_adapter.py``).
+What only a server or the command line needs is imported in the functions: an edge client starts fast.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message
+
+# What the codes of a message's error mean; ``Error.code`` is public, its values are not. Without it: the numbers.
+from flwr.common.constant import ErrorCode
+
+# Messages and contexts as bytes between the processes of a node, which must not unpickle what came over the network.
+# Without it: records as safetensors and JSON.
+from flwr.common.serde import context_from_proto, context_to_proto, message_from_proto, message_to_proto
+
+# As above: the protocol buffers that serde makes and reads.
+from flwr.proto.message_pb2 import Context as ProtoContext
+
+# As above.
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.serverapp import Grid
+
+# Simulation
+
+# The command with which a SuperLink runs a simulation. Without it: see who uses it.
+SIMULATION = "flwr-simulation"
+
+
+def in_simulation() -> bool:
+    """Return whether this process belongs to Flower's simulation: an actor with a client, or what drives the actors.
+
+    It goes by Ray alone, which Flower's simulation initialises before a client's code runs, and ``floret node`` never
+    does: nothing that a server sends can make a node believe that it is in a simulation, where clients write to paths
+    that the server names.
+    """
+    ray = sys.modules.get("ray")
+    return bool(ray and ray.is_initialized())
+
+
+def is_simulated(grid: Grid) -> bool:
+    """Return whether ``grid`` is that of Flower's simulation, where clients run on the user's own machine."""
+    # The class is the only difference that a ServerApp sees. Without it: ``in_simulation``.
+    from flwr.superlink.grid import InMemoryGrid
+
+    return isinstance(grid, InMemoryGrid)
+
+
+def drives_simulation() -> bool:
+    """Return whether this process is the one that Flower starts for a simulation, before it starts Ray."""
+    # So early there is only the command's name to tell it by.
+    return Path(sys.argv[0]).name == SIMULATION
+
+
+def find_by_node(grid: Grid) -> None:
+    """Make the simulation engine look for messages only where some are waiting.
+
+    The thread that hands messages to the actors asks Flower's state for each node in turn, which goes through all
+    messages of all nodes each time: with 1,000 clients that took more time than the clients. Here a node is only asked
+    for when it has a message that was not handed out.
+    """
+    # The grid's link state and two of its methods, replaced: the engine has no other place to do this. Without them:
+    # drop this function, nothing but time is lost.
+    state: Any = grid.state  # type: ignore[attr-defined]
+    waiting: Counter[int] = Counter()
+    store, take = state.store_message_ins, state.get_message_ins
+
+    def stored(message: Message) -> str | None:
+        with state.lock:
+            message_id: str | None = store(message)
+            waiting[message.metadata.dst_node_id] += message_id is not None
+        return message_id
+
+    def taken(node_id: int, limit: int | None) -> list[Message]:
+        if not waiting[node_id]:
+            return []
+        with state.lock:
+            messages: list[Message] = take(node_id, limit)
+            # None although some wait: they have expired.
+            waiting[node_id] -= len(messages) or waiting[node_id]
+        return messages
+
+    state.store_message_ins, state.get_message_ins = stored, taken
+
+
+# The server
+
+
+def node_is_gone(message: Message) -> bool:
+    """Return whether ``message`` is Flower's word that the node it was for is no longer connected."""
+    return message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE
+
+
+def at_stop(handler: Callable[[], None]) -> None:
+    """Have ``handler`` called when Flower stops this process, as for a run that the user stops."""
+    # The thread of a ServerApp is not told when Flower ends its simulation. Without it: such a run stays "running" in
+    # its trackers.
+    from flwr.common.exit import add_exit_handler
+
+    add_exit_handler(handler)
+
+
+# Messages between a node's own processes
+
+
+def pack_message(message: Message) -> bytes:
+    """Return a message as bytes; its id is not among them."""
+    content: bytes = message_to_proto(message).SerializeToString()
+    return content
+
+
+def unpack_message(content: bytes, message_id: str = "") -> Message:
+    """Return the message that ``pack_message`` was given.
+
+    Args:
+        content: its bytes.
+        message_id: its id, for a message that is answered.
+    """
+    message = message_from_proto(ProtoMessage.FromString(content))
+    if message_id:
+        # A reply takes the id of its message from here; Flower has no other way to set it. Without it: unanswerable.
+        message.metadata.__dict__["_message_id"] = message_id
+    return message
+
+
+def pack_context(context: Context) -> bytes:
+    """Return a context as bytes."""
+    content: bytes = context_to_proto(context).SerializeToString()
+    return content
+
+
+def unpack_context(content: bytes) -> Context:
+    """Return the context that ``pack_context`` was given."""
+    return context_from_proto(ProtoContext.FromString(content))
+
+
+# The command line
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How ``flwr run`` reaches a SuperLink.
+
+    Attributes:
+        address: host and port of its Control API.
+        managed: ``flwr run`` starts it itself where nothing listens.
+        supernodes: the clients of a simulation that the connection itself asks for, or None.
+    """
+
+    address: str
+    managed: bool
+    supernodes: int | None
+
+    @property
+    def port(self) -> int:
+        """The Control API's port; 0 if the address has none."""
+        port = self.address.rpartition(":")[2]
+        return int(port) if port.isdecimal() else 0
+
+    @property
+    def loopback(self) -> bool:
+        """Whether the address is one of this machine for itself."""
+        return self.address.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]")
+
+
+def find_connection(name: str) -> Connection | None:
+    """Return the SuperLink connection ``name`` of Flower's ``config.toml``, the default one for an empty name.
+
+    None if there is no such connection, or the file cannot be read: ``flwr run`` says what is wrong with it.
+    """
+    # The file's name, where the local SuperLink listens, and which addresses mean it, as `flwr run` takes them. Without
+    # them: what Flower's documentation says.
+    from flwr.cli import constant as known
+
+    # As above: the reader of the file, which writes one if there is none.
+    from flwr.cli.flower_config import read_superlink_connection
+
+    # As above: FLWR_HOME, or its default.
+    from flwr.supercore.utils import get_flwr_home
+
+    if not name and not (get_flwr_home() / known.FLOWER_CONFIG_FILE).is_file():
+        return Connection(known.LOCAL_CONTROL_API_ADDRESS, managed=True, supernodes=None)
+    try:
+        found = read_superlink_connection(name or None)
+    except Exception:
+        return None
+    managed = found.address in (
+        None,
+        known.LOCAL_SUPERLINK_ADDRESS_MAGIC_VALUE,
+        known.LOCAL_SUPERLINK_ADDRESS_MAGIC_VALUE_IN_MEMORY,
+    )
+    supernodes = found.options.num_supernodes if found.options else None
+    return Connection(known.LOCAL_CONTROL_API_ADDRESS if managed else str(found.address), managed, supernodes)
+
+
+def default_supernodes(connection: Connection) -> int:
+    """Return how many clients a simulation has whose ``--federation-config`` does not say it.
+
+    That is what the connection asks for, or else what the SuperLink was told by ``flwr federation simulation-config``;
+    without an answer from one it is Flower's default.
+    """
+    # Its default number. Without it: 10.
+    from flwr.supercore.constant import DEFAULT_SIMULATION_CONFIG
+
+    if connection.supernodes is not None:
+        return connection.supernodes
+    told = _told_supernodes(connection.address) if connection.loopback else None
+    return told or int(DEFAULT_SIMULATION_CONFIG.num_supernodes)
+
+
+def _told_supernodes(address: str) -> int | None:
+    import grpc
+
+    # As `flwr federation show` asks the Control API. Without them: only the default is known.
+    from flwr.common.grpc import create_channel
+
+    # As above: the question.
+    from flwr.proto.control_pb2 import ShowFederationRequest
+
+    # As above: who is asked.
+    from flwr.proto.control_pb2_grpc import ControlStub
+
+    # As above: the name of the one federation that a SuperLink without accounts has.
+    from flwr.supercore.constant import NOOP_FEDERATION
+
+    channel = create_channel(server_address=address, insecure=True)
+    try:
+        request = ShowFederationRequest(federation_name=NOOP_FEDERATION)
+        config = ControlStub(channel).ShowFederation(request, timeout=1.0).federation.config
+        return config.num_supernodes if config.HasField("num_supernodes") else None
+    except grpc.RpcError:
+        return None
+    finally:
+        channel.close()

@@ -1,0 +1,69 @@
+"""What a run computes with, made from its config: checked by the server, and by ``floret`` before there is one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import data
+from common.config import RunConfig
+from common.errors import ConfigError
+from common.seeds import torch_generator
+from models import build_model, head_layers
+from server_app.settings import read_config
+from strategies.core import FloretStrategy, Roster, Session, Setup, StrategySetting
+
+
+def build_strategy(
+    config: RunConfig,
+    kind: type[FloretStrategy],
+    parameters: Any,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    roster: Roster,
+    session: Session,
+    initialised: bool = True,
+) -> FloretStrategy:
+    """Return the method's server half with the initial model.
+
+    Args:
+        config, kind, parameters: as ``read_config`` returns them.
+        input_shape: of one sample.
+        num_classes: width of the model's last layer.
+        roster, session: of the run.
+        initialised: give the model its initial weights; without them it serves to be checked.
+
+    Raises:
+        ConfigError: the model cannot take such inputs or be cut so, or the method does not work with it.
+    """
+    cut = config.head_layers or head_layers(config.model, input_shape, kind.head)
+    generator = torch_generator(config.seed, "model") if initialised else None
+    model = build_model(config.model, input_shape, num_classes, cut, generator)
+    setup = Setup(config, parameters, model, cut, input_shape)
+    return kind(StrategySetting(setup, roster, session))
+
+
+def check_setup(config: RunConfig, kind: type[FloretStrategy], parameters: Any, clients: int | None) -> None:
+    """Check all that can be told before the clients are asked: data, partition, model, method.
+
+    Args:
+        config, kind, parameters: as ``read_config`` returns them.
+        clients: how many a simulation on this machine has; None for real nodes, whose data only they know.
+
+    Raises:
+        ConfigError, DataError: one line that names the key or the file, and what would be right.
+    """
+    data.check(config, files=clients is not None)
+    if clients is None:
+        return
+    for key, value in (("min-clients", config.min_clients), ("min-replies", config.min_replies)):
+        if value > clients:
+            raise ConfigError(f"{key} = {value}: must be at most {clients}, the number of clients")
+    outline = data.outline(config, clients)
+    shape, classes = outline.input_shape, outline.num_classes
+    roster, session = Roster(), Session("")
+    build_strategy(config, kind, parameters, shape, classes, roster=roster, session=session, initialised=False)
+
+
+def check_run(values: Mapping[str, Any], clients: int | None) -> None:
+    """Check a whole run config; arguments and errors as of ``read_config`` and ``check_setup``."""
+    check_setup(*read_config(values), clients)

@@ -1,0 +1,154 @@
+"""What can be told of a run before it begins: the server and ``floret run`` say it in the same line."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import data
+from common.errors import FloretError
+from results.runs import Job, Runs, RunSpec, run_missing
+from server_app.settings import read_config
+from server_app.setup import check_run, check_setup
+from tests.harness import ROOT, federate, run_config
+
+
+def check(tmp_path: Path, clients: int | None = 10, **keys: Any) -> None:
+    check_setup(*read_config(run_config(tmp_path, **keys)), clients)
+
+
+def wrong(tmp_path: Path, clients: int | None = 10, **keys: Any) -> str:
+    with pytest.raises(FloretError) as error:
+        check(tmp_path, clients, **keys)
+    line = str(error.value)
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"method": "fedcpd"}, "fedcpd.distill = True: the extractor of model 'mlp' has no convolutional stage"),
+        ({"method": "feddfpa", "head_layers": 2}, "head-layers = 2: feddfpa fuses the rows of one layer"),
+        ({"head_layers": 3}, "head-layers = 3: must be from 1 to 2, model 'mlp' has 3 layers"),
+        ({"model": "vgg11"}, "model = 'vgg11': needs images of at least 17 x 17, the data have 8 x 8 images"),
+        ({"model": "fasttext"}, "model = 'fasttext': needs texts"),
+        ({"num_classes": 9}, "dataset digits has label 9; num-classes = 9 allows 0 to 8"),
+        ({"classes_per_client": 11}, "classes-per-client = 11: must be at most 10, the number of classes of digits"),
+        ({"min_samples": 180}, "10 clients need 180 samples each, but digits has 1797; lower min-samples or use fewer"),
+        ({"max_samples": 19}, "10 clients need 2 samples each, but digits has 19; use fewer clients"),
+        (
+            {"partition": "iid", "min_samples": 180},
+            "partition iid: client 7 of 10 has 179 samples, it needs 180; lower",
+        ),
+        ({"partition": "shards", "shards_per_client": 180}, "10 clients need 1800 shards, but digits has 1797 samples"),
+        ({"min_clients": 11}, "min-clients = 11: must be at most 10, the number of clients"),
+        ({"min_replies": 11}, "min-replies = 11: must be at most 10, the number of clients"),
+    ],
+)
+def test_what_cannot_work_is_one_line(tmp_path: Path, keys: dict[str, Any], line: str) -> None:
+    assert line in wrong(tmp_path, **keys)
+
+
+def test_of_real_nodes_only_the_names_are_checked(tmp_path: Path) -> None:
+    check(tmp_path, None, method="fedcpd", classes_per_client=11, min_clients=50, dataset="mnist", data_dir="/nowhere")
+    assert "partition = 'idd': must be one of" in wrong(tmp_path, None, partition="idd")
+
+
+def test_what_works_passes(tmp_path: Path) -> None:
+    check(tmp_path)
+    check(tmp_path, 898)
+    assert "899 clients need 2 samples each" in wrong(tmp_path, 899)
+    check(tmp_path, method="fedcpd", fedcpd__distill=False)
+    # resnet18 has convolutional stages on the 8 x 8 images of digits.
+    check(tmp_path, method="fedcpd", model="resnet18")
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Path:
+    """24 grey images of 20 x 20, 3 classes, in the layout that to_inputs turns."""
+    y = np.arange(24) % 3
+    x = np.zeros((24, 20, 20, 1), np.uint8)
+    file = tmp_path / "data.npz"
+    np.savez_compressed(file, x_train=x[:18], y_train=y[:18], x_test=x[18:], y_test=y[18:])
+    return file
+
+
+def test_own_pool_is_known_by_its_headers(tmp_path: Path, pool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: dict[str, Any] = {"dataset": "npz", "data_dir": str(pool)}
+    config, _, _ = read_config(run_config(tmp_path, **keys))
+    with monkeypatch.context() as patch:
+        patch.setattr("data.datasets.read_samples", None)  # no inputs are read
+        found = data.outline(config, 2)
+    described = data.describe(config, 2)
+    assert (found.input_shape, found.num_classes) == (described.input_shape, described.num_classes) == ((1, 20, 20), 3)
+    assert (found.classes, found.samples) == (3, 24)
+    check(tmp_path, 2, **keys, model="vgg11")
+    assert "classes-per-client = 4: must be at most 3" in wrong(tmp_path, 2, **keys, classes_per_client=4)
+    assert "13 clients need 2 samples each, but npz has 24" in wrong(tmp_path, 13, **keys)
+    np.savez(pool, x_train=np.zeros((5, 4, 4, 4, 4)), y_train=np.zeros(5, int), x_test=np.zeros(1), y_test=[0])
+    data.datasets.outline_pool.cache_clear()
+    assert f"{pool}: array x_train has shape (5, 4, 4, 4, 4); it must be" in wrong(tmp_path, 2, **keys)
+
+
+def test_files_of_each_client_must_be_as_many_as_clients(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        (tmp_path / part).mkdir()
+        for i in range(2):
+            np.savez(tmp_path / part / f"{i}.npz", x=np.zeros((4, 6), np.float32), y=np.array([0, 1, 2, 2]))
+    keys: dict[str, Any] = {"dataset": "npz-clients", "data_dir": str(tmp_path)}
+    check(tmp_path, 2, **keys)
+    assert "3 clients" in wrong(tmp_path, 3, **keys)
+    assert "model = 'cnn2': needs images of at least" in wrong(tmp_path, 2, **keys, model="cnn2")
+    assert "num-classes = 2 allows 0 to 1" in wrong(tmp_path, 2, **keys, num_classes=2)
+
+
+def test_a_folder_of_images_is_known_by_its_first(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(4):
+            Image.new("L", (12, 12)).save(tmp_path / "images" / name / f"{i}.png")
+    keys: dict[str, Any] = {"dataset": "image-folder", "data_dir": str(tmp_path / "images"), "partition": "iid"}
+    check(tmp_path, 4, **keys)
+    assert "the data have 12 x 12 images" in wrong(tmp_path, 4, **keys, model="vgg11")
+    check(tmp_path, 4, **keys, model="vgg11", image_size=24)
+    assert "client 3 of 5 has 1 samples, it needs 2" in wrong(tmp_path, 5, **keys)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "shape", "classes"),
+    [("mnist", (1, 28, 28), 10), ("cifar100", (3, 32, 32), 100), ("svhn", (3, 32, 32), 10), ("ag-news", (200,), 4)],
+)
+def test_of_official_files_nothing_is_read(tmp_path: Path, dataset: str, shape: tuple[int, ...], classes: int) -> None:
+    config, _, _ = read_config(run_config(tmp_path, dataset=dataset, data_dir="/nowhere"))
+    found = data.outline(config, 10)
+    assert (found.input_shape, found.num_classes) == (shape, classes)
+
+
+def test_the_server_builds_the_strategy_that_was_checked(tmp_path: Path) -> None:
+    """In the tests' grid the nodes are real ones to the server, so it is the strategy that says it, at its start."""
+    line = wrong(tmp_path, method="fedcpd")
+    with pytest.raises(FloretError) as error:
+        federate(tmp_path / "runs", method="fedcpd", fedcpd__distill=True)
+    assert str(error.value) == line
+
+
+def test_runs_that_cannot_start_say_so_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
+    runs = Runs(ROOT, tmp_path, check_run)
+    fine, broken = ({"method": method, "rounds": 1} for method in ("fedper", "fedcpd"))
+    jobs = [Job(RunSpec(keys, "num-supernodes=3"), str(keys["method"]), lambda run: "") for keys in (fine, broken)]
+    assert runs.check(jobs[0].spec) == ""
+    begun: list[Any] = []
+
+    def start(self: Runs, spec: RunSpec, *rest: Any) -> None:
+        begun.append(spec.keys["method"])
+
+    monkeypatch.setattr(Runs, "_start", start)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    failed = run_missing(runs, jobs, keep_models=False)
+    assert list(failed) == [runs.folder(job.spec).name for job in reversed(jobs)]
+    assert failed[runs.folder(jobs[1].spec).name].startswith("fedcpd.distill = True: ")
+    assert begun == ["fedper"]
