@@ -118,7 +118,7 @@ def test_no_server_makes_a_node_believe_that_it_is_in_a_simulation(
     said = {"session.directory": str(lure / "clients"), "directory": str(lure), "simulation": "true"}
     answer = ask("query.export", said, context)
     assert "exported in simulation only" in str(answer.config_records["error"]["reason"])
-    message = Message(RecordDict({"config": ConfigRecord(said)}), 1000, "train")
+    message = Message(RecordDict({"config": ConfigRecord(dict(said))}), 1000, "train")
     store = Request(context, message).store
     assert isinstance(store, FileStore)
     assert ask("query.describe", said, context).config_records["client"]["identity"] != ""

@@ -1,10 +1,13 @@
 """The layout of the repository: the map in CONTRIBUTING.md is whole, and imports go the way that it says."""
 
 import ast
+import importlib
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
+from flwr.serverapp.strategy import Strategy
 
 from tests.harness import ROOT
 
@@ -15,7 +18,7 @@ IMPORTS = {
     "data": set[str](),
     "results": {"data"},
     "strategies": {"models"},
-    "client_app": {"models", "data"},
+    "client_app": {"models", "data", "strategies"},
     "server_app": {"data", "models", "results", "strategies"},
 }
 
@@ -45,3 +48,26 @@ def test_imports_go_one_way(package: str) -> None:
                 names = [node.module or ""]
             imported = {name.partition(".")[0] for name in names} & ours
             assert imported <= {package, "common", *IMPORTS[package]}, file
+
+
+def imported_names(file: Path) -> dict[str, set[str]]:
+    """Return what a module imports from others, by module."""
+    found: dict[str, set[str]] = {}
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.setdefault(node.module, set()).update(alias.name for alias in node.names)
+    return found
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "client_app").rglob("*.py")), ids=lambda file: file.stem)
+def test_a_client_takes_only_declarations_from_the_strategies(file: Path) -> None:
+    """What runs a server stays out of a device: of ``strategies.core`` it uses what both halves share, of a method its
+    own strategy file, and there no strategy."""
+    for module, names in imported_names(file).items():
+        if module == "strategies.core":
+            # FloretStrategy only to find the method's class, which the client uses as a Method.
+            assert names <= {"Method", "Setup", "keys_of", "FloretStrategy"}, file
+        elif module.startswith("strategies"):
+            assert module == f"strategies.{file.stem}", file
+            kinds = vars(importlib.import_module(module))
+            assert not any(isinstance(kinds[name], type) and issubclass(kinds[name], Strategy) for name in names), file

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Message
+from safetensors.numpy import load_file, save
 
+from common.durable import digest, write_manifest
 from common.errors import FloretError
 from server_app.checkpoint import Checkpoint, Checkpoints, Mail
 from strategies import METHODS
@@ -191,3 +194,93 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
         assert mine.keys() == theirs.keys()
         assert all(np.array_equal(mine[name], theirs[name]) for name in mine)
         assert all(mine[name].dtype == theirs[name].dtype for name in mine)
+
+
+def mail_files(folder: Path) -> dict[str, set[str]]:
+    """Return which clients' tensors each file of mail holds."""
+    return {
+        path.name: {key.split("/")[0] for key in load_file(path)} for path in sorted(folder.glob("mail-*.safetensors"))
+    }
+
+
+def test_a_checkpoint_writes_what_clients_sent_since_the_last_one(tmp_path: Path) -> None:
+    written: dict[str, int] = {}
+
+    def tamper(message: Message, reply: Message) -> Message:
+        for path in tmp_path.glob("runs/*/checkpoints/mail-*.safetensors"):
+            written.setdefault(path.name, path.stat().st_size)
+        return reply
+
+    keys: dict[str, Any] = {"method": "ua-pdfl", "rounds": 8, "participation": 0.25, "local_epochs": 1}
+    outcome = federate(tmp_path / "runs", 8, tamper=tamper, **keys)
+    folder = outcome.directory / "checkpoints"
+    trained = {
+        line["round"]: {name for name, client in line["clients"].items() if client["trained"]}
+        for line in outcome.history
+    }
+    # each file has the two clients of its round, and no file is there that nobody's last mail is in
+    for name, clients in mail_files(folder).items():
+        assert clients == trained[int(name[5:11])]
+    checkpoint, _ = Checkpoints(folder).read()
+    last = {name: server_round for server_round, names in trained.items() for name in names}
+    assert {client: mail.round for client, mail in checkpoint.mail.items()} == last
+    assert {f"mail-{server_round:06d}.safetensors" for server_round in last.values()} <= set(mail_files(folder))
+    model = 4 * (10 + 128 + 64 * 128 + 128 + 128 * 64 + 64 + 64 * 10 + 10)
+    assert all(2 * model < size < 2.1 * model for size in written.values())
+
+
+def box(value: float) -> dict[str, np.ndarray]:
+    return {"w": np.full(1000, value, dtype=np.float32)}
+
+
+def test_files_of_mail_do_not_pile_up(tmp_path: Path) -> None:
+    rounds = {"a": 1, "b": 1, "c": 1}
+    checkpoints = Checkpoints(tmp_path)
+
+    def write(server_round: int) -> None:
+        checkpoints.write(
+            Checkpoint(
+                round=server_round,
+                lineage="x",
+                resumed=(),
+                arrays={},
+                strategy={},
+                mail={client: Mail(sent, partial(box, sent)) for client, sent in rounds.items()},
+                clients=[],
+                about={},
+                seconds=0.0,
+            )
+        )
+
+    write(1)
+    for server_round in range(2, 12):
+        rounds["a"] = server_round
+        write(server_round)
+        total = sum(path.stat().st_size for path in tmp_path.glob("mail-*"))
+        assert total < 4 * 3 * 4000
+    # what a and b sent is read from files of different ages
+    back, _ = Checkpoints(tmp_path).read()
+    assert {client: float(mail.tensors()["w"][0]) for client, mail in back.mail.items()} == {"a": 11, "b": 1, "c": 1}
+
+
+def test_a_damaged_file_of_mail_is_found(tmp_path: Path) -> None:
+    keys = keys_of("ua-pdfl")
+    directory = crash(tmp_path / "cut", tmp_path / "states", 4, **keys)
+    newest = max((directory / "checkpoints").glob("mail-*"))
+    newest.write_bytes(newest.read_bytes()[:-10])
+    (checkpoint, notes) = Checkpoints(directory / "checkpoints").read()
+    assert checkpoint.round == 2
+    assert notes == [f"{newest} is damaged: {newest.stat().st_size} bytes instead of {newest.stat().st_size + 10}"]
+
+
+def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """Until mail had files of its own, it was what the strategy of UA-PDFL remembered."""
+    content = save({"strategy/a/w": box(1)["w"], "strategy/a/unit": box(2)["w"], "strategy/b/w": box(3)["w"]})
+    (tmp_path / "round-000004.safetensors").write_bytes(content)
+    manifest = {"round": 4, "lineage": "x", "resumed": [], "clients": [], "about": {}, "seconds": 1.0}
+    write_manifest(tmp_path / "round-000004.json", manifest | {"bytes": len(content), "sha256": digest(content)})
+    back, notes = Checkpoints(tmp_path).read()
+    assert not notes
+    assert not back.strategy
+    assert {client: set(mail.tensors()) for client, mail in back.mail.items()} == {"a": {"w", "unit"}, "b": {"w"}}
+    assert back.mail["b"].tensors()["w"][0] == 3

@@ -20,7 +20,7 @@ log = logging.getLogger("flwr")
 # Seconds between looks for a message: when one was just there, after a while, and how fast that grows.
 _FIRST, _IDLE, _GROWTH = 0.02, 0.5, 1.3
 # The folders whose code the two sides must share for a message to mean the same on both.
-_SHARED = ("client_app/", "common/", "data/", "models/")
+_SHARED = ("client_app/", "common/", "data/", "models/", "strategies/")
 _HOME = Path(__file__).resolve().parents[2]
 
 

@@ -1,0 +1,141 @@
+"""Every code block of README and CONTRIBUTING works: code is that of the file it names or runs, commands are accepted.
+
+What a command does is tested elsewhere; that the documented words reach it is tested here. The README's first two
+commands are what ``.ci/run`` does.
+"""
+
+import re
+import shlex
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import pytest
+
+from cli.main import floret
+from cli.run import split_arguments
+from common.run_config import default_config, merged, parse_run_config
+from server_app.settings import read_config
+from tests.conftest import BIN, PATIENCE
+from tests.harness import ROOT
+
+PAGES = ("README.md", "CONTRIBUTING.md")
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, its content, and the last file that the text before it names."""
+
+    page: str
+    language: str
+    content: str
+    file: str
+
+
+def blocks(*languages: str) -> list[Block]:
+    found = []
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            files = re.findall(r"`([\w/]+\.py)`", text[: match.start()].split("\n```\n")[-1].split("\n\n", 1)[-1])
+            if match[1] in languages:
+                found.append(Block(page, match[1], match[2], files[-1] if files else ""))
+    return found
+
+
+def test_no_block_is_of_a_language_that_is_not_checked() -> None:
+    known = len(blocks("python", "toml", "sh", "bash"))
+    fences = sum((ROOT / page).read_text(encoding="utf-8").count("\n```") for page in PAGES)
+    assert fences == 2 * known
+
+
+def test_python_is_that_of_the_file_it_names_or_runs(tmp_path: Path) -> None:
+    shown = 0
+    for block in blocks("python"):
+        if "def test_" in block.content:
+            names: dict[str, Any] = {}
+            exec(compile(block.content, block.page, "exec"), names)
+            for name, value in names.items():
+                if name.startswith("test_"):
+                    value(tmp_path)
+        else:
+            assert (ROOT / block.file).read_text(encoding="utf-8") == block.content, block.file
+            shown += 1
+    assert shown == 4
+
+
+def test_toml_is_a_table_of_defaults() -> None:
+    for block in blocks("toml"):
+        (table,) = tomllib.loads(block.content)["tool"]["flwr"]["app"]["config"].values()
+        assert table
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Yield the words of each command, without comments and without what sets it up."""
+    for block in blocks("sh", "bash"):
+        for line in block.content.splitlines():
+            for part in re.split(r" && ", line):
+                words = shlex.split(part, comments=True)
+                if words:
+                    yield block.page, words
+
+
+def accepted_by_floret(words: list[str]) -> None:
+    """Parse the command as ``floret`` does; what it checks beyond is checked, too, where it needs no run."""
+    command = floret.commands[words[1]]
+    context = command.make_context(words[1], words[2:], resilient_parsing=False)
+    assert isinstance(context, click.Context)
+    if words[1] == "run":
+        accepted_by_flwr(["flwr", *words[1:]])
+
+
+def accepted_by_flwr(words: list[str]) -> None:
+    """Read the run config as the ServerApp does."""
+    assert words[1] == "run"
+    _, texts, rest = split_arguments(words[2:])
+    read_config(merged(default_config(ROOT), parse_run_config(" ".join(texts)) if texts else {}))
+    assert {word for word in rest if word.startswith("--")} <= {"--stream", "--federation-config"}
+
+
+def known_to(words: list[str]) -> None:
+    """Look for each option in the help of a command that starts something."""
+    told = subprocess.run(
+        [BIN / words[0], "--help"], capture_output=True, text=True, timeout=PATIENCE, check=True
+    ).stdout
+    for word in words[1:]:
+        assert not word.startswith("--") or word in told, word
+
+
+def tests_that_are_there(words: list[str]) -> None:
+    """Look for the files of a ``python -m pytest``."""
+    assert words[1:3] in (["-m", "pytest"], ["-m", "venv"])
+    for word in words[3:]:
+        assert not word.endswith(".py") or (ROOT / word).is_file(), word
+
+
+def done_by_ci(words: list[str]) -> None:
+    """Find the command among those of ``.ci/run``."""
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert words[0] in script or words[0] == ".", words
+
+
+CHECKS: dict[str, Callable[[list[str]], None]] = {
+    "floret": accepted_by_floret,
+    "flwr": accepted_by_flwr,
+    "flower-superlink": known_to,
+    "python": tests_that_are_there,
+    "python3": tests_that_are_there,
+    "pip": done_by_ci,
+    "ruff": done_by_ci,
+    "mypy": done_by_ci,
+    ".": done_by_ci,
+}
+
+
+@pytest.mark.parametrize(("page", "words"), [pytest.param(*item, id=" ".join(item[1])[:60]) for item in commands()])
+def test_commands_are_accepted(page: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("FLORET_HOME", str(tmp_path))
+    CHECKS[words[0]](words)
