@@ -39,7 +39,7 @@ def blocks(*languages: str) -> list[Block]:
     for page in PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")
         for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-            files = re.findall(r"`([\w/]+\.py)`", text[: match.start()].split("\n```\n")[-1].split("\n\n", 1)[-1])
+            files = re.findall(r"`([\w/]+\.py)`", text[: match.start()])
             if match[1] in languages:
                 found.append(Block(page, match[1], match[2], files[-1] if files else ""))
     return found
@@ -108,7 +108,7 @@ def known_to(words: list[str]) -> None:
         assert not word.startswith("--") or word in told, word
 
 
-def tests_that_are_there(words: list[str]) -> None:
+def names_tests_that_are_there(words: list[str]) -> None:
     """Look for the files of a ``python -m pytest``."""
     assert words[1:3] in (["-m", "pytest"], ["-m", "venv"])
     for word in words[3:]:
@@ -125,8 +125,8 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "floret": accepted_by_floret,
     "flwr": accepted_by_flwr,
     "flower-superlink": known_to,
-    "python": tests_that_are_there,
-    "python3": tests_that_are_there,
+    "python": names_tests_that_are_there,
+    "python3": names_tests_that_are_there,
     "pip": done_by_ci,
     "ruff": done_by_ci,
     "mypy": done_by_ci,
