@@ -27,6 +27,7 @@ from common.config import RunConfig, key_of
 from common.errors import FloretError
 from common.filters import ClientFilters, Payload, filtered
 from common.names import without_prefix
+from common.norms import group_of, root_mean_squares
 from common.seeds import torch_generator
 from common.sgd import Sgd
 from common.tensors import NamedArrays, Specs
@@ -37,6 +38,11 @@ from strategies.core import Method, Setup, keys_of
 
 MODEL = "model."
 MEMORY = "memory."
+# So many times the size of the client's own tensors, what the server sends is refused; a tensor may be larger than the
+# others of its group, as running variances are.
+ABSURD = 1e3
+# The largest root mean square of a tensor that the client has nothing like.
+LARGEST = 1e6
 # How much of a teacher's answers a client keeps in memory during a round.
 TEACHER_BYTES = 256 * 2**20
 
@@ -167,13 +173,15 @@ class FloretClient(NumPyClient):
         """Return the tensors of a message, to be called after ``begin``.
 
         Raises:
-            FloretError: one of them is private to the client, or not what the method declares.
+            FloretError: one of them is private to the client, not what the method declares, or absurdly large.
         """
         down = self.setting.method.downlink(self.setup)
         private = (set(record) & set(self.model.state_dict())) - set(down)
         if private:
             raise FloretError(f"the server sent {min(private)}, which {self.config.method} keeps private to the client")
-        return unpack(record, down, self.config.wire, whole=False, peers=True)
+        arrays = unpack(record, down, self.config.wire, whole=False, peers=True)
+        self._check_size(arrays)
+        return arrays
 
     def uplink(self) -> Specs:
         """Return what the method declares to send."""
@@ -524,6 +532,23 @@ class FloretClient(NumPyClient):
     def _accuracies(self, when: str) -> dict[str, float]:
         splits = {"test": self.data.test, "validation": self.data.validation}
         return {f"{when}.{name}": self.accuracy(split) for name, split in splits.items() if len(split)}
+
+    def _check_size(self, arrays: NamedArrays) -> None:
+        """Refuse what would spoil the personal model: tensors far larger than the client's own of the same group.
+
+        Tensors of peers count by themselves; what the client has nothing like must only be below ``LARGEST``.
+        """
+        tensors = self.model.state_dict() | self._network_tensors()
+        own = root_mean_squares({name: tensor.cpu().numpy() for name, tensor in tensors.items()}, {})
+        for name, size in ((n, root_mean_squares({n: a}, {})) for n, a in arrays.items()):
+            for group, value in size.items():
+                own_group = group_of(name.partition(".")[2]) if group.isdecimal() else group
+                bound = ABSURD * max(own[own_group], 1e-3) if own_group in own else LARGEST
+                if not value <= bound:
+                    raise FloretError(
+                        f"the server sent {name} with a root mean square of {value:.3g}; more than {bound:.3g}, "
+                        f"{ABSURD:g} times that of the client's own tensors, is refused"
+                    )
 
     def _check_finite(self, tensors: Mapping[str, Tensor]) -> None:
         finite = {name: torch.isfinite(t).all() for name, t in tensors.items() if t.is_floating_point()}

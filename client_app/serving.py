@@ -26,7 +26,7 @@ from strategies.core import FloretStrategy, Method
 
 _BATCH = 256
 # Keys of the run config that a state from before there was a choice does not have, as it was computed then.
-_BEFORE = {"precision": "float32", "return-timeout": 60.0, "wire": "float32"}
+_BEFORE = {"precision": "float32", "return-timeout": 60.0, "wire": "float32", "aggregation": "mean", "trim": 0.3}
 
 
 class Served(nn.Module):

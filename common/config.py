@@ -155,6 +155,8 @@ class RunConfig:
     round_timeout: float = between(0, above=True)
     return_timeout: float = between(0)
     wire: str = choice("float32", "float16")
+    aggregation: str = choice("mean", "clipped-mean", "median", "trimmed-mean")
+    trim: float = between(0, 0.49, above=True)
     local_epochs: int = between(1)
     batch_size: int = between(1)
     lr: float = between(0, above=True)

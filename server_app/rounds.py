@@ -10,6 +10,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
+from common.names import without_prefix
 from common.wire import to_record, views
 from results.history import SPLITS, ClientRound, Note, Refusal, Round, Scores, Traffic, evaluates_all
 from results.rundir import RunDirectory
@@ -20,6 +21,9 @@ from server_app.federation import Federation
 from strategies.core import ClientResult, FloretStrategy, send_and_receive
 
 log = logging.getLogger("flwr")
+
+# Under what names a checkpoint has the usual sizes of updates, beside what the strategy remembers.
+NORMS = "norms/"
 
 
 def run_rounds(
@@ -89,7 +93,7 @@ def checkpoint_of(
         lineage=strategy.session.lineage,
         resumed=strategy.session.resumed,
         arrays=arrays,
-        strategy=strategy.state_dict(),
+        strategy=strategy.state_dict() | {NORMS + group: a for group, a in strategy.norms.state_dict().items()},
         mail={
             client: Mail(sent, partial(strategy.post.__getitem__, client))
             for client, sent in strategy.post.rounds().items()
@@ -102,7 +106,9 @@ def checkpoint_of(
 
 def restore(strategy: FloretStrategy, checkpoint: Checkpoint) -> None:
     """Bring a strategy to where it was when ``checkpoint`` was written."""
-    strategy.load_state_dict(checkpoint.strategy)
+    norms = without_prefix(checkpoint.strategy, NORMS)
+    strategy.norms.load_state_dict(norms)
+    strategy.load_state_dict({n: a for n, a in checkpoint.strategy.items() if not n.startswith(NORMS)})
     for client, mail in checkpoint.mail.items():
         strategy.post.load(client, mail.round, mail.tensors())
     strategy.session.checkpointed = checkpoint.round

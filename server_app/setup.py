@@ -9,7 +9,7 @@ from common.errors import ConfigError
 from common.seeds import torch_generator
 from models import build_model, head_layers
 from server_app.settings import read_config
-from strategies.core import FloretStrategy, Roster, Session, Setup, StrategySetting
+from strategies.core import FloretStrategy, Roster, Session, Setup, StrategySetting, aggregate_of
 
 
 def build_strategy(
@@ -39,7 +39,7 @@ def build_strategy(
     generator = torch_generator(config.seed, "model") if initialised else None
     model = build_model(config.model, input_shape, num_classes, cut, generator)
     setup = Setup(config, parameters, model, cut, input_shape)
-    return kind(StrategySetting(setup, roster, session))
+    return kind(StrategySetting(setup, roster, session, aggregate_of(config.aggregation, config.trim)))
 
 
 def check_setup(config: RunConfig, kind: type[FloretStrategy], parameters: Any, clients: int | None) -> None:

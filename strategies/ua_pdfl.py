@@ -8,7 +8,7 @@ from flwr.app import Array
 from flwr.serverapp import Grid
 
 from common.config import between, choice
-from common.errors import FloretError
+from common.errors import ConfigError, FloretError
 from common.seeds import numpy_generator
 from common.tensors import NamedArrays, Specs, TensorSpec
 from strategies.core import Client, FloretStrategy, Setup
@@ -75,6 +75,14 @@ class UAPDFL(FloretStrategy):
     relays = True
     Parameters = UAPDFLParameters
     parameters: UAPDFLParameters
+
+    def check(self) -> None:
+        """Refuse an aggregate: there is none."""
+        if self.config.aggregation in ("median", "trimmed-mean"):
+            raise ConfigError(
+                f"aggregation = {self.config.aggregation!r}: ua-pdfl averages nothing on the server; use mean or "
+                "clipped-mean"
+            )
 
     @classmethod
     def uplink(cls, setup: Setup) -> Specs:

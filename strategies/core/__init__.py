@@ -1,18 +1,21 @@
 """What every server half is built on: the base strategy, what both halves share, the roster, the aggregate."""
 
-from strategies.core.aggregate import Aggregate, WeightedMean
+from strategies.core.aggregate import AGGREGATIONS, Aggregate, Median, TrimmedMean, WeightedMean, aggregate_of
 from strategies.core.base import ClientResult, FloretStrategy, RefusedError, StrategySetting
 from strategies.core.exchange import in_flight, send_and_receive
 from strategies.core.method import Method, Network, Setup, keys_of
 from strategies.core.post_office import PostOffice
 from strategies.core.roster import Client, Roster
 from strategies.core.session import Session
+from strategies.core.update_norms import UpdateNorms
 
 __all__ = [
+    "AGGREGATIONS",
     "Aggregate",
     "Client",
     "ClientResult",
     "FloretStrategy",
+    "Median",
     "Method",
     "Network",
     "PostOffice",
@@ -21,7 +24,10 @@ __all__ = [
     "Session",
     "Setup",
     "StrategySetting",
+    "TrimmedMean",
+    "UpdateNorms",
     "WeightedMean",
+    "aggregate_of",
     "in_flight",
     "keys_of",
     "send_and_receive",

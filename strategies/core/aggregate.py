@@ -1,14 +1,19 @@
-"""Aggregation: many replies become one, in the memory of one."""
+"""Aggregation: many replies become one, in bounded memory, and as little as possible by the will of a bad one."""
 
-from collections.abc import Mapping
+import math
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
+from common.norms import chunks
 from common.tensors import NamedArrays
 
-# Elements that are folded at a time, so that what is written in between stays in the cache.
-_CHUNK = 1 << 15
+# Bytes of what all clients sent that are in memory at a time while a median is taken.
+_BLOCK = 1 << 24
 
 
 class Aggregate(Protocol):
@@ -19,6 +24,11 @@ class Aggregate(Protocol):
 
     def result(self) -> NamedArrays:
         """Return one tensor for each name that any client sent, in the type that it came in."""
+
+
+# The values of the key ``aggregation``.
+AGGREGATIONS = ("mean", "clipped-mean", "median", "trimmed-mean")
+MakeAggregate = Callable[[], Aggregate]
 
 
 class WeightedMean:
@@ -49,13 +59,88 @@ class WeightedMean:
         return dict(self._means)
 
 
+class _Spooled(ABC):
+    """Keeps what came in a file without a name, and reads it back block by block."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the round
+        self._places: dict[str, list[int]] = {}
+        self._like: dict[str, np.ndarray] = {}
+
+    def add(self, arrays: Mapping[str, np.ndarray], weight: float) -> None:
+        """Write the tensors of one client; all clients weigh the same."""
+        for name, array in arrays.items():
+            self._places.setdefault(name, []).append(self._file.tell())
+            self._like.setdefault(name, np.empty(array.shape, array.dtype))
+            self._file.write(np.ascontiguousarray(array).data)
+
+    def result(self) -> NamedArrays:
+        """Return one tensor for each name, from blocks of all clients' values."""
+        self._file.flush()
+        merged = {name: self._merged(name) for name in self._places}
+        self._file.close()
+        return merged
+
+    def _merged(self, name: str) -> np.ndarray:
+        like, places = self._like[name], self._places[name]
+        flat = like.reshape(-1)
+        length = max(1, _BLOCK // (like.itemsize * len(places)))
+        for start in range(0, flat.size, length):
+            count = min(length, flat.size - start)
+            block = np.empty((len(places), count), like.dtype)
+            for row, place in zip(block, places, strict=True):
+                self._file.seek(place + start * like.itemsize)
+                row[:] = np.frombuffer(self._file.read(count * like.itemsize), like.dtype)
+            flat[start : start + count] = self._merge(block)
+        return like
+
+    @abstractmethod
+    def _merge(self, block: np.ndarray) -> np.ndarray:
+        """Return (elements,) of (clients, elements)."""
+
+
+class Median(_Spooled):
+    """The median of each element over the clients that sent it, who all count the same.
+
+    Replies are written to a file; 16 MB of them are in memory at a time, whatever the number of clients.
+    """
+
+    def _merge(self, block: np.ndarray) -> np.ndarray:
+        return np.asarray(np.median(block, axis=0))
+
+
+class TrimmedMean(_Spooled):
+    """The mean of each element without the ``trim`` part of the clients at each end; memory as of ``Median``.
+
+    Of n clients floor(trim n) are left out at each end, for each element anew.
+    """
+
+    def __init__(self, trim: float) -> None:
+        super().__init__()
+        self._trim = trim
+
+    def _merge(self, block: np.ndarray) -> np.ndarray:
+        cut = math.floor(self._trim * len(block) + 1e-9)
+        block.sort(axis=0)
+        merged: np.ndarray = block[cut : len(block) - cut].mean(axis=0)
+        return merged
+
+
+def aggregate_of(name: str, trim: float) -> MakeAggregate:
+    """Return what makes the aggregate of the key ``aggregation``; for a clipped mean updates are clipped before."""
+    kinds: dict[str, MakeAggregate] = {
+        "mean": WeightedMean,
+        "clipped-mean": WeightedMean,
+        "median": Median,
+        "trimmed-mean": partial(TrimmedMean, trim),
+    }
+    return kinds[name]
+
+
 def _move(mean: np.ndarray, array: np.ndarray, share: float) -> None:
     """Move ``mean`` towards ``array`` by ``share``, in place."""
     factor = mean.dtype.type(share)
-    step = np.empty(min(_CHUNK, mean.size), mean.dtype)
-    for start in range(0, mean.size, _CHUNK):
-        part = mean[start : start + _CHUNK]
-        move = step[: part.size]
-        np.subtract(array[start : start + _CHUNK], part, out=move)
+    for part, other, move in chunks(mean, array):
+        np.subtract(other, part, out=move)
         np.multiply(move, factor, out=move)
         np.add(part, move, out=part)

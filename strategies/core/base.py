@@ -2,8 +2,8 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,15 +13,17 @@ from flwr.serverapp.strategy import Strategy
 
 from common.errors import ConfigError, FloretError, one_line
 from common.filters import Filter, Payload, filtered
+from common.norms import group_of, root_mean_squares
 from common.seeds import numpy_generator
 from common.tensors import NamedArrays
 from common.wire import empty, find_record, pack, packed_again, payload_bytes, to_record, unpack, views
-from strategies.core.aggregate import Aggregate, WeightedMean
+from strategies.core.aggregate import MakeAggregate, WeightedMean
 from strategies.core.exchange import send_and_receive
 from strategies.core.method import Method, Setup
 from strategies.core.post_office import PostOffice
 from strategies.core.roster import Client, Roster
 from strategies.core.session import Session
+from strategies.core.update_norms import HELD, UpdateNorms, clipped, spooled
 
 log = logging.getLogger("flwr")
 
@@ -60,12 +62,26 @@ class StrategySetting:
     setup: Setup
     roster: Roster
     session: Session
-    aggregate: Callable[[], Aggregate] = WeightedMean
+    aggregate: MakeAggregate = WeightedMean
     filters: tuple[Filter, ...] = ()
 
 
 class RefusedError(FloretError):
     """A reply that the round goes on without; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class _Reply:
+    """What a client sent after training: ``record`` has its tensors as they came, if no filter changed them; ``up`` are
+    their bytes, ``sizes`` those of its update by group.
+    """
+
+    client: Client
+    payload: Payload
+    record: ArrayRecord | None
+    metrics: dict[str, float]
+    up: int
+    sizes: dict[str, float]
 
 
 class FloretStrategy(Method, Strategy):
@@ -82,6 +98,7 @@ class FloretStrategy(Method, Strategy):
         parameters: the method's own.
         arrays: the global tensors of this round, to read.
         post: what each client sent last, before this round.
+        norms: how large updates usually are.
         results: what each client did in this round, by name, in roster order.
         refused: client and reason of each reply that this round went on without.
         notes: client and line of whatever clients reported besides, such as a damaged file.
@@ -110,6 +127,10 @@ class FloretStrategy(Method, Strategy):
         self.check()
         self._uplink, self._downlink = self.uplink(self.setup), self.downlink(self.setup)
         self.post = PostOffice(self._uplink, self.config.wire)
+        self.norms = UpdateNorms()
+        self._trained = {group_of(name) for name in self.initial_arrays()} | {"extractor", "head"}
+        # Replies of the first round that wait to be judged; None when there is something to judge by.
+        self._held: list[_Reply] | None = None
 
     # What a method may override
 
@@ -224,12 +245,15 @@ class FloretStrategy(Method, Strategy):
         """
         self.begin_round()
         self.post.forget_round()
+        self.norms.forget_round()
+        self._held = None if self.norms.known else []
         for client, message in self.answered(replies):
             try:
-                self._take(client, message, server_round)
+                self._offer(self._read(client, message, server_round))
             except FloretError as reason:
                 self.refuse(client, str(reason))
             del message
+        self._judge_held()
         self.refuse_silent()
         if len(self.results) < self.config.min_replies:
             log.warning(
@@ -240,6 +264,7 @@ class FloretStrategy(Method, Strategy):
             )
             return None, self._means()
         self.post.end_round()
+        self.norms.end_round()
         self._set_arrays(to_record(self.aggregate()))
         return self._record, self._means()
 
@@ -351,6 +376,7 @@ class FloretStrategy(Method, Strategy):
     def _set_arrays(self, record: ArrayRecord) -> None:
         """Take the global tensors; what is sent of them is packed when the first client is sent them."""
         self.arrays = views(record)
+        self._floors = root_mean_squares(self.arrays, {})
         self._record, self._packed = record, ArrayRecord()
 
     def _pack(self, tensors: Mapping[str, np.ndarray | Array]) -> ArrayRecord:
@@ -387,8 +413,8 @@ class FloretStrategy(Method, Strategy):
         ttl = self.config.round_timeout + LEEWAY
         return Message(content, client.node_id, kind, ttl=ttl, group_id=str(server_round))
 
-    def _take(self, client: Client, message: Message, server_round: int) -> None:
-        """Check a reply to a training message and take it into the aggregate.
+    def _read(self, client: Client, message: Message, server_round: int) -> "_Reply":
+        """Return a reply to a training message, after it passed the filters.
 
         Raises:
             FloretError: the client failed, the reply is not what ``uplink`` says, or a filter refuses it.
@@ -405,14 +431,63 @@ class FloretStrategy(Method, Strategy):
         payload = filtered(
             Payload(MessageType.TRAIN, client.name, server_round, arrays, samples, metrics), self._filters
         )
-        self.results[client.name] = ClientResult(client, True, metrics, up, self._asked.pop(client.name))
+        sizes = root_mean_squares(payload.tensors, self.arrays)
+        steps = self.config.local_epochs * math.ceil(payload.samples / self.config.batch_size)
+        sizes = {group: size / math.sqrt(steps) if group in self._trained else size for group, size in sizes.items()}
+        return _Reply(client, payload, None if payload.tensors is not arrays else record, metrics, up, sizes)
+
+    def _offer(self, reply: "_Reply") -> None:
+        """Accept a reply, or hold it until there is something to judge it by.
+
+        Raises:
+            FloretError: its update is absurd.
+        """
+        if self._held is None:
+            self._accept(reply)
+            return
+        # On the disk: of what is held, one reply at a time is in memory.
+        tensors = spooled(reply.payload.tensors)
+        if reply.record is not None and not self.relays:
+            empty(reply.record)
+        self._held.append(replace(reply, payload=replace(reply.payload, tensors=tensors)))
+        if len(self._held) == HELD:
+            self._judge_held()
+
+    def _judge_held(self) -> None:
+        """Accept the replies that are held, but for those that are absurd beside the others."""
+        held, self._held = self._held or [], None
+        for reply in held:
+            self.norms.note(reply.sizes)
+        for reply in held:
+            try:
+                self._accept(reply, noted=True)
+            except FloretError as reason:
+                self.refuse(reply.client, str(reason))
+
+    def _accept(self, reply: "_Reply", *, noted: bool = False) -> None:
+        """Take a reply into the aggregate, and into the post for others.
+
+        Raises:
+            FloretError: its update is absurd.
+        """
+        self.norms.check(reply.sizes, self._floors)
+        client, payload, tensors = reply.client, reply.payload, reply.payload.tensors
+        if self.config.aggregation == "clipped-mean":
+            usual = {group: value for group in reply.sizes if (value := self.norms.usual(group)) is not None}
+            tensors = clipped(tensors, self.arrays, reply.sizes, usual)
+        if not noted:
+            self.norms.note(reply.sizes)
+        down = self._asked.pop(client.name)
+        self.results[client.name] = ClientResult(client, True, reply.metrics, reply.up, down)
         if self.relays:
-            kept = record if payload.tensors is arrays else pack(payload.tensors, self._uplink, self.config.wire)
-            self.post.put(client.name, server_round, kept)
-        self.accumulate(client, payload.tensors, payload.samples)
+            as_it_came = reply.record if tensors is payload.tensors else None
+            kept = as_it_came if as_it_came is not None else pack(tensors, self._uplink, self.config.wire)
+            self.post.put(client.name, payload.round, kept)
+        self.accumulate(client, tensors, payload.samples)
         # Gone before the next one comes: Flower's records refer to themselves, so the garbage collector would let
         # several replies pile up.
-        empty(record)
+        if reply.record is not None:
+            empty(reply.record)
 
     def _take_notes(self, client: Client, message: Message) -> None:
         record = None if message.has_error() else find_record(message.content, "notes", ConfigRecord)

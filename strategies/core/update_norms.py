@@ -1,0 +1,123 @@
+"""How large updates usually are, and which one is absurd beside the others."""
+
+import math
+import tempfile
+from collections.abc import Mapping
+from statistics import median
+
+import numpy as np
+
+from common.errors import FloretError
+from common.norms import group_of
+from common.tensors import NamedArrays
+
+# So many times the usual size is absurd. An honest client whose data are a hundred times the others' makes updates ten
+# times as large at most when its steps all go the same way, since sizes count by the square root of the steps.
+ABSURD = 20.0
+# Updates below this part of the global tensors' size are never absurd: at the end of training nothing is usual.
+_NEGLIGIBLE = 1e-3
+# Arrays below so many bytes are not worth a place in a file.
+_SMALL = 1 << 16
+# Rounds that count for what is usual.
+_ROUNDS = 5
+# So many replies are waited for in the first round, when nothing is known of what is usual, before the first is judged.
+HELD = 16
+
+
+class UpdateNorms:
+    """Sizes of updates by group of tensors: ``extractor``, ``head``, ``prototype``, the name of a network.
+
+    A size is the root mean square, over the elements that a client sent, of the difference to the global tensors, or of
+    the tensor itself where there is no global one; of trained weights divided by the square root of the local steps.
+    What is usual is the median over the last rounds of the medians over clients, and in the first round the median over
+    those that came up to now.
+    """
+
+    def __init__(self) -> None:
+        self._rounds: dict[str, list[float]] = {}
+        self._now: dict[str, list[float]] = {}
+
+    @property
+    def known(self) -> bool:
+        """Whether there was a round before."""
+        return bool(self._rounds)
+
+    def usual(self, group: str) -> float | None:
+        """Return the usual size; None if nothing is known."""
+        if group in self._rounds:
+            return median(self._rounds[group])
+        return median(self._now[group]) if group in self._now else None
+
+    def check(self, sizes: Mapping[str, float], floors: Mapping[str, float]) -> None:
+        """Refuse an update that is absurd beside the usual ones.
+
+        Args:
+            sizes: of the update by group.
+            floors: root mean squares of the global tensors by group.
+
+        Raises:
+            FloretError: says how large it is.
+        """
+        for group, size in sizes.items():
+            usual = self.usual(group)
+            if usual is None:
+                continue
+            if not size <= ABSURD * max(usual, _NEGLIGIBLE * floors.get(group, 0.0), 1e-12):
+                times = size / max(usual, 1e-12)
+                raise FloretError(
+                    f"its update of {group} is {times:.3g} times as large as usual; from {ABSURD:g} times on it is "
+                    "refused"
+                )
+
+    def note(self, sizes: Mapping[str, float]) -> None:
+        """Let an update count for what is usual."""
+        for group, size in sizes.items():
+            self._now.setdefault(group, []).append(size)
+
+    def end_round(self) -> None:
+        """Let this round count for the next ones."""
+        for group, sizes in self._now.items():
+            self._rounds.setdefault(group, []).append(median(sizes))
+            del self._rounds[group][:-_ROUNDS]
+        self._now = {}
+
+    def forget_round(self) -> None:
+        """Drop what was noted in this round."""
+        self._now = {}
+
+    def state_dict(self) -> NamedArrays:
+        """Return what is usual, for a checkpoint."""
+        return {group: np.array(sizes) for group, sizes in self._rounds.items()}
+
+    def load_state_dict(self, arrays: NamedArrays) -> None:
+        """Take back what ``state_dict`` returned."""
+        self._rounds = {group: sizes.tolist() for group, sizes in arrays.items()}
+
+
+def clipped(
+    arrays: NamedArrays, known: Mapping[str, np.ndarray], sizes: Mapping[str, float], usual: Mapping[str, float]
+) -> NamedArrays:
+    """Return ``arrays`` with the updates of each group shortened to the usual size where they are larger."""
+    shares = {group: usual[group] / size for group, size in sizes.items() if size > usual.get(group, math.inf)}
+    result = dict(arrays)
+    for name, array in arrays.items():
+        share = shares.get(group_of(name))
+        if share is not None and array.dtype.kind == "f":
+            factor, base = array.dtype.type(share), known.get(name)
+            result[name] = array * factor if base is None else base + (array - base) * factor
+    return result
+
+
+def spooled(arrays: NamedArrays) -> NamedArrays:
+    """Return the same arrays to read, the large ones from a file without a name that goes with them."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - the arrays keep it open
+    result: NamedArrays = {}
+    for name, array in arrays.items():
+        if array.nbytes < _SMALL:
+            result[name] = np.array(array)
+            continue
+        place = file.tell()
+        file.write(np.ascontiguousarray(array).data)
+        file.flush()
+        result[name] = np.memmap(file, array.dtype, "r", place, array.shape)
+    return result

@@ -1,0 +1,191 @@
+"""Aggregation with bad members: formulas by hand, and what one hostile reply does to the others."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.attacks import ATTACKS, attacked
+from client_app.app import Request, app
+from common.errors import ConfigError, FloretError
+from common.norms import root_mean_squares
+from common.tensors import NamedArrays
+from common.wire import from_record, to_record
+from strategies.core import Median, TrimmedMean, UpdateNorms
+from strategies.core.update_norms import ABSURD, clipped, spooled
+from tests.harness import Outcome, federate, kept, timeless
+
+
+def arrays(*values: float) -> NamedArrays:
+    return {"w": np.array(values, np.float32)}
+
+
+def test_median_and_trimmed_mean_by_hand() -> None:
+    middle, trimmed = Median(), TrimmedMean(0.25)
+    for values in ((1, 50), (2, 10), (3, 20), (400, 30)):
+        for aggregate in (middle, trimmed):
+            aggregate.add(arrays(*values), 7.0)
+    assert middle.result()["w"].tolist() == [2.5, 25.0]
+    assert trimmed.result()["w"].tolist() == [2.5, 25.0]  # of four, one is left out at each end
+
+
+def test_tensors_that_only_some_send_are_merged_over_those() -> None:
+    aggregate = Median()
+    aggregate.add({"a": np.ones(2, np.float32)}, 1.0)
+    aggregate.add({"a": np.full(2, 3, np.float32), "b": np.full((1, 2), 5, np.float32)}, 1.0)
+    result = aggregate.result()
+    assert result["a"].tolist() == [2, 2]
+    assert result["b"].tolist() == [[5, 5]]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 9), st.integers(0, 70_000), st.integers(0, 2**31))
+def test_blocks_make_no_difference(clients: int, size: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sent = [rng.normal(size=size).astype(np.float32) for _ in range(clients)]
+    middle = Median()
+    for array in sent:
+        middle.add({"w": array}, 1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("strategies.core.aggregate._BLOCK", 4096)
+        assert np.array_equal(middle.result()["w"], np.median(sent, axis=0).astype(np.float32))
+
+
+def test_clipping_by_hand() -> None:
+    known = arrays(1.0, 1.0)
+    sent = {**arrays(4.0, 5.0), "new.x": np.array([3.0], np.float32)}
+    sizes = root_mean_squares(sent, known)
+    assert sizes["w"] == pytest.approx(np.sqrt((9 + 16) / 2))
+    assert sizes["new"] == 3.0
+    usual = {"w": sizes["w"] / 5, "new": 1.5}
+    short = clipped(sent, known, sizes, usual)
+    assert short["w"].tolist() == pytest.approx([1.6, 1.8])
+    assert short["new.x"].tolist() == [1.5]
+    assert clipped(sent, known, sizes, {"w": 100.0, "new": 100.0})["w"] is sent["w"]
+
+
+def test_what_is_usual_and_what_is_absurd() -> None:
+    norms = UpdateNorms()
+    for size in (1.0, 2.0, 3.0):
+        norms.note({"w": size})
+    assert norms.usual("w") == 2.0
+    norms.end_round()
+    for sizes in ((8.0,), (4.0, 6.0)):
+        for size in sizes:
+            norms.note({"w": size})
+        norms.end_round()
+    assert norms.usual("w") == 5.0  # the median of 2, 8 and 5
+    norms.check({"w": ABSURD * 5.0}, {})
+    for absurd in (ABSURD * 5.001, float("inf"), float("nan")):
+        with pytest.raises(FloretError, match="its update of w is"):
+            norms.check({"w": absurd}, {})
+    # far below the size of the weights themselves nothing is absurd
+    norms.check({"w": 200.0}, {"w": 10_000.0})
+    again = UpdateNorms()
+    again.load_state_dict(norms.state_dict())
+    assert again.usual("w") == 5.0
+
+
+def test_what_is_held_is_read_from_a_file() -> None:
+    sent = {"large": np.arange(50_000, dtype=np.float32).reshape(100, 500), "small": np.ones(3, bool)}
+    held = spooled(sent)
+    assert isinstance(held["large"], np.memmap)
+    assert all(np.array_equal(sent[name], held[name]) for name in sent)
+
+
+def times(factor: float) -> Any:
+    """Return a tamper that multiplies what client 0 sends."""
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
+            sent = from_record(reply.content.array_records["arrays"])
+            reply.content["arrays"] = to_record({name: np.float32(factor) * array for name, array in sent.items()})
+        return reply
+
+    return tamper
+
+
+def honest(outcome: Outcome) -> list[Any]:
+    return [{name: c for name, c in timeless(line["clients"]).items() if name != "0"} for line in outcome.history]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto", "ua-pdfl"])
+@pytest.mark.parametrize("factor", [1e30, -1e5])
+def test_an_absurd_update_is_refused_in_every_round_also_the_first(tmp_path: Path, method: str, factor: float) -> None:
+    keys: dict[str, Any] = {"method": method, "rounds": 3, "local_epochs": 1}
+    outcome = federate(tmp_path, 5, tamper=times(factor), **keys)
+    for line in outcome.history:
+        (refusal,) = [entry for entry in line["refused"] if "times as large as usual" in entry["reason"]]
+        assert refusal["client"] == "0"
+    assert all(c["trained"] for line in outcome.history for name, c in line["clients"].items() if name != "0")
+    assert outcome.summary["accuracy"]["after"]["mean"] > 0.5
+
+
+def test_one_who_is_refused_leaves_no_trace_in_the_aggregate(tmp_path: Path) -> None:
+    """The others compute what they compute without that client."""
+
+    def silent(message: Message, reply: Message) -> Message | None:
+        return None if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000 else reply
+
+    keys: dict[str, Any] = {"method": "fedavg", "rounds": 3, "local_epochs": 1, "round_timeout": 1.0}
+    without = federate(tmp_path, 4, tamper=silent, **keys)
+    refused = federate(tmp_path, 4, tamper=times(1e10), **keys)
+    assert honest(without) == honest(refused)
+
+
+def test_honest_clients_of_very_different_size_are_not_refused(tmp_path: Path) -> None:
+    for part, samples in (("train", (2, 2, 2, 2, 1500)), ("test", (20,) * 5)):
+        (tmp_path / part).mkdir()
+        for i, count in enumerate(samples):
+            rng = np.random.default_rng([i, part == "test"])
+            y = np.arange(count) % 2
+            np.savez(tmp_path / part / f"{i}.npz", x=(rng.normal(size=(count, 8)) + y[:, None]).astype("f4"), y=y)
+    for method in ("fedper", "fedproto"):
+        keys: dict[str, Any] = {"dataset": "npz-clients", "data_dir": str(tmp_path), "validation_fraction": 0.0}
+        outcome = federate(tmp_path / "runs", 5, method=method, rounds=5, **keys)
+        assert outcome.summary["refused"] == 0
+
+
+def test_what_is_usual_survives_a_resume(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"method": "fedper", "local_epochs": 1}
+    first = federate(tmp_path / "runs", 4, states=tmp_path / "states", rounds=2, **keys)
+    keys |= {"rounds": 3, "resume": str(first.directory)}
+    resumed = federate(tmp_path / "runs", 4, states=tmp_path / "states", tamper=times(1e6), **keys)
+    assert [entry["client"] for entry in resumed.history[-1]["refused"]] == ["0"]
+    manifest = json.loads(max(resumed.directory.glob("checkpoints/round-*.json")).read_text())
+    assert manifest["round"] == 3
+
+
+def test_a_client_refuses_absurd_tensors_before_it_commits(tmp_path: Path) -> None:
+    outcome = federate(tmp_path, 2, method="fedper", rounds=2)
+    message = next(m for m in reversed(outcome.grid.messages) if m.metadata.message_type == "train")
+    context = outcome.grid.contexts[message.metadata.dst_node_id]
+    before = kept(context)
+    sent = from_record(message.content.array_records["arrays"])
+    poisoned = {name: np.float32(1e30) * array for name, array in sent.items()}
+    message.content["arrays"] = to_record(poisoned)
+    message.content.config_records["config"]["round"] = 3
+    reply = app(message, context)
+    assert str(reply.content.config_records["error"]["reason"]).startswith("the server sent extractor.fc1.")
+    after = kept(context)
+    assert (after.round, after.load().keys()) == (before.round, before.load().keys())
+    assert Request(context).client() is not None
+
+
+def test_a_method_that_averages_nothing_has_no_other_aggregate(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="aggregation = 'median': ua-pdfl averages nothing on the server"):
+        federate(tmp_path, 3, method="ua-pdfl", aggregation="median")
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "clipped-mean", "median", "trimmed-mean"])
+@pytest.mark.parametrize("attack", ["1e30", "x100", "nan"])
+def test_attacks_that_every_aggregation_withstands(tmp_path: Path, aggregation: str, attack: str) -> None:
+    clean = attacked(tmp_path, "fedper", aggregation, "none", 0, seed=0, rounds=4)
+    bad = attacked(tmp_path, "fedper", aggregation, attack, 1, seed=0, rounds=4)
+    assert bad.after > clean.after - 0.05
+    assert attack in ATTACKS
