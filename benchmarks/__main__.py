@@ -22,7 +22,7 @@ NAMES = {
 
 
 def main() -> None:
-    """Run what was asked for, in turn."""
+    """Run the requested benchmarks in turn."""
     text = "; ".join(f"{name}: {what}" for name, what in NAMES.items())
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=f"Benchmarks. {text}.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="which; all by default")

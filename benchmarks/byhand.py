@@ -1,8 +1,8 @@
-"""Local training as an expert writes it by hand for one method and one model: what Floret's training is held against.
+"""Local training as an expert writes it by hand for one method and one model: the baseline for Floret's training.
 
-Nothing here is Floret's but the attention blocks of FedCPD. Everything that can be prepared is: images stay uint8 in
-memory and are normalised by the batch, batches are index slices, convolutions run channels last, SGD is fused, and what
-a frozen network says of the training data is asked once where nothing changes it.
+Only the attention blocks of FedCPD are Floret's. Everything that can be prepared is: images stay uint8 in memory and
+are normalised by the batch, batches are index slices, convolutions run channels last, SGD is fused, and the outputs of
+a frozen network on the training data are computed once.
 """
 
 import itertools
@@ -80,17 +80,17 @@ class Blocks(nn.Module):
         return [block(x) for block, x in zip(self.cbam, maps, strict=True)]
 
     def target(self, maps: list[Tensor]) -> list[Tensor]:
-        """Return what the student's maps are to be like."""
+        """Return the teacher's maps, which the student's maps are trained to match."""
         return self.features.unify(maps) + self.attention.unify(self.attended(maps))
 
 
 @dataclass
 class Task:
-    """What there is to train: networks with their weights, data, and how.
+    """The local training of one client: networks with their weights, data, hyperparameters.
 
     ``x`` is uint8 (n, channels, height, width), ``y`` int64 (n,); ``order`` draws a permutation for each epoch.
-    ``received`` and ``kept`` are prototypes, (10, d), and whether there is one, (10,): those that came with the
-    message, and the client's own of the round before.
+    ``received`` are the global prototypes, (10, d), and whether a class has one, (10,); ``kept`` are the client's own
+    of the round before.
     """
 
     net: SmallNet | ResNet
@@ -149,7 +149,7 @@ def pfakd(task: Task) -> float:
 
 
 def feddfpa(task: Task) -> float:
-    """Cross entropy and alignment to received and own prototypes; own ones are taken first, as they are sent."""
+    """Cross entropy and alignment to received and own prototypes; the new own ones are computed before training."""
     features = task.said_by(task.net)
     _means = [features[task.y == label].mean(0) for label in range(10)]
     assert task.received
@@ -165,7 +165,7 @@ def feddfpa(task: Task) -> float:
 
 
 def fedcpd(task: Task) -> float:
-    """Step the head, then extractor and blocks, on each batch; extractor and teacher are asked once for both steps."""
+    """Step the head, then extractor and blocks, on each batch; one forward pass of the extractor serves both steps."""
     net, blocks, teacher, frozen = task.net.train(), task.blocks, task.teacher, task.teacher_blocks
     assert blocks
     assert teacher
@@ -174,12 +174,12 @@ def fedcpd(task: Task) -> float:
     (prototypes, known), teacher = task.received, teacher.eval()
     body = [module for name, module in net.named_children() if name != "head"]
     head_sgd, sgd = task.sgd(net.head), task.sgd(*body, blocks)
-    # What the teacher says of the training data, in their order.
-    said: list[list[Tensor]] = []
+    # The teacher's maps of the training data, in their order.
+    computed: list[list[Tensor]] = []
     with torch.no_grad():
         for i in range(0, len(task.y), 64):
-            said.append(frozen.target(teacher.stages(task.images(slice(i, i + 64)))[1]))
-    targets = [torch.cat(parts) for parts in zip(*said, strict=True)]
+            computed.append(frozen.target(teacher.stages(task.images(slice(i, i + 64)))[1]))
+    targets = [torch.cat(parts) for parts in zip(*computed, strict=True)]
     total, steps = torch.zeros((), device=task.y.device), 0
     for x, y, index in task.batches():
         z, maps = net.stages(x)

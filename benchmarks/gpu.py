@@ -17,7 +17,7 @@ SECONDS = 10.0
 
 
 def run(repeats: int) -> list[Row]:
-    """Return the rows of this benchmark; none, and one line, where there is no GPU."""
+    """Return the rows of this benchmark; without a GPU none, and print one line."""
     if not torch.cuda.is_available():
         print("gpu: PyTorch sees no CUDA device here; nothing is measured", file=sys.stderr)
         return []
@@ -36,7 +36,7 @@ def run(repeats: int) -> list[Row]:
 
 
 def prepare(case: Case) -> Callable[[], float]:
-    """Return a client's whole round on the GPU, which counts as one."""
+    """Return a function that runs a client's whole round on the GPU and returns 1, the clients done."""
     folder = tempfile.TemporaryDirectory()
     ours = Ours(case, Path(folder.name), "cuda")
 
@@ -49,7 +49,7 @@ def prepare(case: Case) -> Callable[[], float]:
 
 
 def _by_hand(case: Case, folder: Path, repeats: int) -> Row:
-    """Compare the training of one client; on a GPU sums come in another order, so the check is a wide one."""
+    """Compare the training of one client; a GPU sums in another order, so the check has a large tolerance."""
     ours = Ours(case, folder, "cuda")
     theirs = Theirs(ours)
     check(ours, theirs, tolerance=0.05)

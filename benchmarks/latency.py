@@ -62,8 +62,8 @@ def _stock_app() -> float:
         deployment = Deployment(Path(folder) / "app")
         try:
             _start_stock(deployment)
-            said = ["--stream", "--run-config", f"rounds={ROUNDS}"]
-            process = deployment.start("stock-run", [BIN / "flwr", "run", STOCK, "dep", *said])
+            options = ["--stream", "--run-config", f"rounds={ROUNDS}"]
+            process = deployment.start("stock-run", [BIN / "flwr", "run", STOCK, "dep", *options])
             process.wait_for(r"seconds a round: \S+", 600)
             found = re.search(r"seconds a round: (\S+)", process.text())
             assert found

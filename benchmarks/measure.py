@@ -1,4 +1,4 @@
-"""What every benchmark needs: rows, their table, and what machine this is."""
+"""Shared by all benchmarks: rows, their table, runs in several processes, and the machine's description."""
 
 import multiprocessing
 import os
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Row:
-    """One ratio: ``ours`` and ``theirs`` are medians in ``unit``; ``ratio`` is what ``meaning`` says it is."""
+    """One ratio: ``ours`` and ``theirs`` are medians in ``unit``; ``meaning`` describes ``ratio``."""
 
     name: str
     unit: str
@@ -45,13 +45,13 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def together(processes: int, seconds: float, prepare: Callable[..., Callable[[], float]], *args: Any) -> float:
-    """Return what several new processes do at once, a second, all together.
+    """Return the work per second of several new processes that run at once, summed over them.
 
     Args:
         processes: how many.
         seconds: how long; it begins when all are ready.
-        prepare: called with ``args`` in each process; returns a function that does some work and says how much.
-        args: can be pickled.
+        prepare: called with ``args`` in each process; returns a function that does some work and returns its amount.
+        args: picklable.
     """
     context = multiprocessing.get_context("spawn")
     ready, speeds = context.Barrier(processes), context.SimpleQueue()
@@ -79,7 +79,7 @@ def _work(seconds: float, ready: Barrier, speeds: Any, prepare: Callable[..., Ca
 
 
 def hardware() -> dict[str, object]:
-    """Return what the figures depend on."""
+    """Return CPU, cores and versions, which the figures depend on."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.is_file():

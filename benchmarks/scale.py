@@ -118,7 +118,7 @@ def _measure(simulator: Simulator, folder: Path, clients: int, repeat: int) -> P
 
 
 def _data(folder: Path, clients: int) -> Path:
-    """Return a pool with ``SAMPLES`` feature vectors for each client; those of a class lie together."""
+    """Return a pool with ``SAMPLES`` feature vectors for each client, drawn around one mean for each class."""
     file = folder / f"{clients}.npz"
     if not file.exists():
         rng = np.random.default_rng(0)
@@ -130,9 +130,9 @@ def _data(folder: Path, clients: int) -> Path:
 
 @contextmanager
 def _peak(pid: int) -> Iterator[list[int]]:
-    """Give a list that gets the bytes that process ``pid`` and all below it hold, again and again while this lasts.
+    """Yield a list to which the memory of ``pid`` and its descendants, in bytes, is appended until the context ends.
 
-    Memory that processes share is counted once: each one's part is its proportional set size.
+    Shared memory is counted once: the sum is of proportional set sizes.
     """
     sums: list[int] = []
     over = threading.Event()
@@ -142,7 +142,7 @@ def _peak(pid: int) -> Iterator[list[int]]:
         while not over.wait(pause):
             started = time.thread_time()
             sums.append(sum(_proportional(process) for process in _tree(pid)))
-            # At most a twentieth of a CPU: the run shall not notice.
+            # At most a twentieth of a CPU, so that the run is not slowed.
             pause = max(0.5, 20 * (time.thread_time() - started))
 
     watcher = threading.Thread(target=look)

@@ -1,4 +1,4 @@
-"""The server's half of a round: folding many replies, in memory and in time."""
+"""The server's part of a round: memory and time of folding many replies."""
 
 import multiprocessing
 import time
@@ -75,11 +75,11 @@ class Round:
         self._rng = np.random.default_rng(0)
 
     def begin(self) -> None:
-        """Ask all clients; nothing is sent."""
+        """Begin a round with all clients; nothing is sent."""
         self.strategy.configure_train(1, to_record(self.initial), ConfigRecord(), None)  # type: ignore[arg-type]
 
     def content(self) -> RecordDict:
-        """Return what a client sends, all of it new."""
+        """Return the content of a client's reply, with newly drawn arrays."""
         arrays = {n: self._rng.standard_normal(a.shape, dtype=np.float32) for n, a in self.initial.items()}
         metrics = MetricRecord({"num-examples": 100, "loss": 1.0, "after.test": 0.5, "seconds": 1.0})
         return RecordDict({"arrays": to_record(arrays), "metrics": metrics})
@@ -89,13 +89,13 @@ class Round:
         return Message(content, reply_to=Message(RecordDict(), 1000 + client, "train"))
 
     def again(self, client: int, content: RecordDict) -> Message:
-        """Return a reply with the arrays of ``content``, which stays as it is; a strategy empties what it folds."""
+        """Return a reply with the arrays of ``content``, which is not changed; a strategy empties what it folds."""
         arrays = ArrayRecord(dict(content.array_records["arrays"]))
         return self.reply(client, RecordDict({"arrays": arrays, "metrics": content["metrics"]}))
 
 
 def _memory() -> tuple[float, float]:
-    """Return peak above baseline and the model's size, in MB, by the operating system's account."""
+    """Return peak above baseline, as measured by the operating system, and the model's size, in MB."""
     work = Round(*LARGE)
     work.begin()
 
@@ -103,7 +103,7 @@ def _memory() -> tuple[float, float]:
         for client in range(work.clients):
             yield work.reply(client, work.content())
 
-    # The maker of replies is warmed up, so that its own peak belongs to the baseline.
+    # One reply is made before, so that the peak of making it belongs to the baseline.
     work.content()
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
@@ -112,7 +112,7 @@ def _memory() -> tuple[float, float]:
 
 
 def _status(key: str) -> float:
-    """Return a figure of this process's memory, in bytes."""
+    """Return a field of ``/proc/self/status``, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024.0 * next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 

@@ -31,7 +31,7 @@ def run(repeats: int) -> list[Row]:
 
 
 def prepare(threads: int, cpus: list[int]) -> Callable[[], float]:
-    """Return a client's training, on ``cpus`` and no others, which says how many samples it took."""
+    """Return a function that trains a client on ``cpus`` and no others, and returns the number of samples."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cpus)
     case = Case("fedper", "cnn2", 64, 320, threads)

@@ -28,13 +28,13 @@ SHAPES = {"cnn2": (1, 28, 28), "cnn3": (3, 32, 32), "resnet18": (3, 32, 32)}
 # Model, batch size, training samples.
 SIZES = (("cnn2", 64, 640), ("cnn2", 10, 200), ("cnn3", 64, 640), ("resnet18", 8, 16))
 EPOCHS = 2
-# How far losses and weights may be apart: the two add the same floats in another order here and there.
+# Largest difference of losses and weights: in places the two add the same floats in another order.
 TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
 class Case:
-    """A method's training on a model, of made-up images: what they show makes no difference to the time."""
+    """A method's training of a model on random images; their content does not affect the time."""
 
     method: str
     model: str
@@ -76,7 +76,7 @@ class Ours:
         self.message |= {"names": metrics["names"], "round": 2}
 
     def prepare(self) -> None:
-        """Bring the client to where its training begins."""
+        """Do the part of a client's round that precedes local training."""
         self.client.begin(self.message)
         self.client.take("train", self.arrays, self.message)
         self.client.receive()
@@ -86,7 +86,7 @@ class Ours:
         return self.client.train()
 
     def fit(self) -> None:
-        """Do all that a round asks of a client."""
+        """Do a client's whole round."""
         self.client.begin(self.message)
         self.client.fit(self.arrays, self.message)
 
@@ -99,7 +99,7 @@ class Theirs:
         self.task: byhand.Task
 
     def prepare(self) -> None:
-        """Bring networks and optimizers to where training begins."""
+        """Prepare networks and data for training."""
         client, case, values = self.ours.client, self.ours.case, self.ours.values
         client.begin(self.ours.message)
         client.take("train", self.ours.arrays, self.ours.message)
@@ -168,7 +168,7 @@ def run(repeats: int) -> list[Row]:
 
 
 def check(ours: Ours, theirs: Theirs, tolerance: float = TOLERANCE) -> None:
-    """See that both compute the same.
+    """Check that both compute the same.
 
     Raises:
         RuntimeError: mean loss or a trained weight differs by more than ``tolerance``.
@@ -200,8 +200,8 @@ def _row(name: str, case: Case, ours: Any, theirs: Any, repeats: int, meaning: s
 
 
 def _seconds(call: Callable[[], object], threads: int) -> float:
-    """Return how long a call takes: of CPU with one thread, which never waits here, so that a busy machine hardly
-    counts; of the clock with several.
+    """Return the seconds of a call: CPU time with one thread, which a busy machine hardly changes; wall-clock time with
+    several.
     """
     clock = time.process_time if threads == 1 else time.perf_counter
     started = clock()
@@ -211,7 +211,7 @@ def _seconds(call: Callable[[], object], threads: int) -> float:
 
 @contextmanager
 def _threads() -> Iterator[None]:
-    """Leave the number of threads as it was."""
+    """Restore PyTorch's number of threads at the end."""
     before = torch.get_num_threads()
     try:
         yield

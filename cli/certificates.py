@@ -16,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from common.errors import FloretError, one_line
 
 CA_DAYS = 3650
-# A clock that is a little behind must not refuse what was issued just now.
+# So that a machine whose clock is slow accepts a certificate that was just issued.
 _CLOCK_SKEW = timedelta(hours=1)
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _DNS_NAME = re.compile(r"(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
@@ -44,10 +44,10 @@ def certificates(directory: Path, hosts: tuple[str, ...], nodes: tuple[str, ...]
     names = [general_name(host) for host in hosts]
     try:
         _make_folder(directory)
-        said = [*_issue(directory, names, days, renew), *(_node(directory / "nodes", name) for name in nodes)]
+        done = [*_issue(directory, names, days, renew), *(_node(directory / "nodes", name) for name in nodes)]
     except OSError as error:
         raise FloretError(f"{error.filename or directory}: {error.strerror}") from error
-    click.echo("\n".join(said) + "\n\n" + _what_next(directory, nodes))
+    click.echo("\n".join(done) + "\n\n" + _next_steps(directory, nodes))
 
 
 def general_name(host: str) -> x509.GeneralName:
@@ -66,15 +66,15 @@ def general_name(host: str) -> x509.GeneralName:
 
 
 def _issue(directory: Path, names: Sequence[x509.GeneralName], days: int, renew: bool) -> list[str]:
-    """Make the CA and the SuperLink's certificate where they are missing or too narrow; return what was done."""
-    said = []
+    """Make the CA if it is missing, and the SuperLink's certificate if it is or lacks a host; return what was done."""
+    done = []
     ca, server = directory / "ca", directory / "superlink"
     if not _crt(ca).exists() and not _crt(server).exists() and not names:
         raise FloretError(f"{directory} has no certificates yet: name the SuperLink's host with --host NAME_OR_IP")
     if not _crt(ca).exists() and not _key(ca).exists():
         key = _new_key(_key(ca))
         _write(_crt(ca), _pem(_ca_certificate(key, max(days, CA_DAYS))))
-        said.append(f"made {_crt(ca)} and {_key(ca)}: a new CA")
+        done.append(f"made {_crt(ca)} and {_key(ca)}: a new CA")
     ca_certificate = _load_certificate(_crt(ca))
     wanted = [*names, general_name("localhost"), general_name("127.0.0.1")]
     if _crt(server).exists():
@@ -82,7 +82,7 @@ def _issue(directory: Path, names: Sequence[x509.GeneralName], days: int, renew:
         listed = _hosts(old)
         missing = [name for name in names if name not in listed]
         if not missing and not renew:
-            return [*said, f"kept {_crt(server)}: {_told(old)}"]
+            return [*done, f"kept {_crt(server)}: {_summary(old)}"]
         wanted = [*listed, *missing]
         reason = f"now also for {', '.join(str(name.value) for name in missing)}" if missing else "renewed"
     else:
@@ -96,10 +96,10 @@ def _issue(directory: Path, names: Sequence[x509.GeneralName], days: int, renew:
     certificate = _server_certificate(key, ca_key, ca_certificate, unique, days)
     _write(_crt(server), _pem(certificate))
     what = f"issued {_crt(server)} anew with the same key, {reason}" if reason else f"made {_crt(server)}"
-    said.append(f"{what}{f' and {_key(server)}' if new_key else ''}: {_told(certificate)}")
+    done.append(f"{what}{f' and {_key(server)}' if new_key else ''}: {_summary(certificate)}")
     if reason:
-        said.append("copy it to the SuperLink and start that again; CA and node keys are as they were")
-    return said
+        done.append("copy it to the SuperLink and start that again; CA and node keys are as they were")
+    return done
 
 
 def _node(folder: Path, name: str) -> str:
@@ -127,7 +127,7 @@ def _node(folder: Path, name: str) -> str:
     return f"made {public} from {private}" if existed else f"made {private} and {public}"
 
 
-def _what_next(directory: Path, nodes: Sequence[str]) -> str:
+def _next_steps(directory: Path, nodes: Sequence[str]) -> str:
     name = nodes[0] if nodes else "NAME"
     return (
         f"On the SuperLink's machine: ca.crt, superlink.crt, superlink.key\n"
@@ -209,7 +209,7 @@ def _hosts(certificate: x509.Certificate) -> list[x509.GeneralName]:
         return []
 
 
-def _told(certificate: x509.Certificate) -> str:
+def _summary(certificate: x509.Certificate) -> str:
     hosts = ", ".join(str(name.value) for name in _hosts(certificate))
     until = certificate.not_valid_after_utc
     return f"for {hosts}, {'EXPIRED' if until < datetime.now(UTC) else 'valid until'} {until:%Y-%m-%d}"
@@ -261,7 +261,7 @@ def _make_folder(path: Path) -> None:
 
 
 def _write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, from its first moment on, and that was not there."""
+    """Create a file that only its owner can read; it must not exist."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
 

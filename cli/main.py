@@ -52,7 +52,7 @@ floret.add_command(sweep)
 
 
 def main() -> None:
-    """Run the command line; an error that the user can mend is one line on stderr and exit code 2."""
+    """Run the command line; an error that the user can correct is one line on stderr and exit code 2."""
     try:
         sys.exit(floret.main(prog_name="floret", standalone_mode=False))
     except FloretError as error:

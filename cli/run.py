@@ -44,7 +44,7 @@ def run(arguments: tuple[str, ...]) -> None:
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """Return the places (app, SuperLink) among the arguments of `flwr run`, its run configs, and all but the latter."""
+    """Return the app and SuperLink among the arguments of `flwr run`, its run configs, and all but the run configs."""
     places: list[str] = []
     texts: list[str] = []
     rest: list[str] = []

@@ -11,7 +11,7 @@ from common.home import floret_home
 
 
 def _of_personal(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say which personal model is meant."""
+    """Add the options that select a personal model and its device."""
     for option in (
         click.option("--device", default="cpu", show_default=True, help="Where to compute: cpu, cuda, ..."),
         click.option("--client-name", help="Whose model; needed only if there are several."),

@@ -13,7 +13,7 @@ from data import Split
 class Batch:
     """Some training samples: normalised inputs, labels, and the samples' positions in the training split.
 
-    ``stages`` is what the extractor says of them, its output and feature maps, where that is known already.
+    ``stages`` is the extractor's output and feature maps for ``x`` if they are computed already.
     """
 
     x: Tensor
@@ -23,9 +23,9 @@ class Batch:
 
 
 def normalise(x: Tensor) -> Tensor:
-    """Return uint8 images as float32, from 0..255 to -1..1; floats and integer word ids as they are.
+    """Return uint8 images as float32, from 0..255 to -1..1; floats and integer word ids unchanged.
 
-    Whatever has the shape of images is laid out channels last in memory.
+    Inputs with four dimensions are laid out channels last in memory.
     """
     if x.dtype == torch.uint8:
         x = x.float().div_(127.5).sub_(1.0)
@@ -60,8 +60,8 @@ def epoch(split: Split, batch_size: int, order: torch.Generator, *, no_single: b
 def passes(split: Split) -> Iterator[Batch]:
     """Go once through ``split`` in its own order, for evaluation or to extract features.
 
-    On a CPU batches are small: memory of more than 32 MiB, as large feature maps take, goes back to the system and is
-    fetched anew, page by page, with every batch.
+    On a CPU batches are small: the C library returns blocks of more than 32 MiB, such as large feature maps, to the
+    system when they are freed and would allocate them anew, page by page, for every batch.
     """
     size = 512 if split.x.is_cuda else 64
     whole = (split.x, split.y, torch.arange(len(split), device=split.x.device))

@@ -9,7 +9,7 @@ PREFIX = "prototype."
 
 
 def name_of(label: int) -> str:
-    """Return the name under which the prototype of a class travels and is kept."""
+    """Return the name under which the prototype of a class is sent and stored."""
     return f"{PREFIX}{label}"
 
 

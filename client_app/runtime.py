@@ -1,4 +1,4 @@
-"""Where a client computes: its device, and no more threads than the CPUs that it was given."""
+"""A client's device, threads and number type."""
 
 import os
 from pathlib import Path
@@ -32,9 +32,9 @@ def given_cpus() -> int:
 
 
 def use_threads(config: RunConfig) -> None:
-    """Compute with ``threads`` threads in this process.
+    """Set PyTorch's number of threads in this process to ``threads``.
 
-    The number is part of the config because sums of floats, and so a history, depend on it.
+    It is part of the config because sums of floats, and so the results, depend on it.
 
     Raises:
         ConfigError: it is more than the CPUs given; processes that share CPUs slow each other down manyfold.

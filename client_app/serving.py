@@ -1,4 +1,4 @@
-"""A client's personal model in use: found in its state, built again without a server, made to predict and to travel."""
+"""A client's personal model in use: load it from the client's state without a server, predict, export."""
 
 import copy
 import io
@@ -25,12 +25,12 @@ from data import ClientData, Split
 from strategies.core import FloretStrategy, Method
 
 _BATCH = 256
-# Keys of the run config that a state from before there was a choice does not have, as it was computed then.
+# Keys that older states do not have, with the values that applied when they were written.
 _BEFORE = {"precision": "float32", "return-timeout": 60.0, "wire": "float32", "aggregation": "mean", "trim": 0.3}
 
 
 class Served(nn.Module):
-    """The personal model from inputs as they are in a file to scores.
+    """The personal model with its normalisation: from inputs as stored in files to scores.
 
     Args:
         model: from normalised inputs to scores.
@@ -55,9 +55,9 @@ class Personal:
 
     Attributes:
         module: from inputs to scores, in evaluation mode.
-        client, federation, method, round: whose it is, and after which round.
+        client, federation, method, round: where it was trained, and its last round.
         input_shape, dtype: of one input.
-        classes: how many, and their names if the data have any.
+        classes, class_names: number of classes, and their names, empty if the data have none.
         config: the run config that it was trained under.
         notes: what was found damaged in its state, a line each.
     """
@@ -75,10 +75,10 @@ class Personal:
     notes: tuple[str, ...] = ()
 
     def scores(self, x: Tensor) -> Tensor:
-        """Return scores, (n, classes), of inputs of any number; the result is on the CPU.
+        """Return scores, (n, classes), on the CPU, of inputs (n, *input_shape).
 
         Raises:
-            FloretError: the inputs are not like those that the model was trained on, or have words that it lacks.
+            FloretError: the inputs differ in shape or type from the training data, or a word id is out of range.
         """
         if tuple(x.shape[1:]) != self.input_shape or x.dtype != self.dtype:
             have, want = (_described(shape, kind) for shape, kind in ((x.shape[1:], x.dtype), self._kind()))
@@ -93,7 +93,7 @@ class Personal:
     def export(self, path: Path) -> None:
         """Write a program of torch.export that needs no Floret: ``torch.export.load(path).module()(x)``.
 
-        The file ``floret.json`` in it says what it is.
+        Its extra file ``floret.json`` is ``about()``.
 
         Raises:
             FloretError: ``path`` cannot be written.
@@ -112,7 +112,7 @@ class Personal:
             import onnxscript  # noqa: F401 - torch.onnx needs it and says so less clearly
         except ImportError as error:
             raise FloretError("ONNX needs an extra: pip install 'floret[onnx]'") from error
-        # What its optimizer skips is nobody's concern here.
+        # Silences its optimizer's notes on what it skips.
         logging.getLogger("onnxscript").setLevel(logging.ERROR)
         logging.getLogger("onnx_ir").setLevel(logging.ERROR)
         program = self._program()
@@ -122,7 +122,7 @@ class Personal:
         _write(path, onnx.model_proto.SerializeToString())
 
     def about(self) -> dict[str, Any]:
-        """Return what the model is, for whoever gets the file."""
+        """Return the metadata that is written into exported files."""
         return {
             "client": self.client,
             "federation": self.federation,
@@ -156,28 +156,28 @@ def _described(shape: Any, dtype: torch.dtype) -> str:
 
 
 def find_personal(state_dir: Path, federation: str, method: str | None, client: str | None) -> FileStore:
-    """Return the state of the client that is meant; what is left open must be clear from what is there.
+    """Return the state of a client; ``method`` or ``client`` may be None if there is only one.
 
     Raises:
         FloretError: there is none, or more than one; names the choices.
     """
     if not state_dir.is_dir():
         raise FloretError(f"--state-dir {state_dir}: is not a directory")
-    method = _the_one(state_dir / federation, "--method", method)
-    client = _the_one(state_dir / federation / method, "--client-name", client)
+    method = _choose(state_dir / federation, "--method", method)
+    client = _choose(state_dir / federation / method, "--client-name", client)
     return FileStore(state_dir / federation / method / client, sync=True)
 
 
-def _the_one(folder: Path, option: str, wanted: str | None) -> str:
-    there = sorted(path.name for path in _folders(folder))
-    if not there:
+def _choose(folder: Path, option: str, wanted: str | None) -> str:
+    names = sorted(path.name for path in _folders(folder))
+    if not names:
         raise FloretError(f"{folder}: no client has a state here yet; see --state-dir and --federation")
-    if wanted is None and len(there) > 1:
-        raise FloretError(f"{option} is needed: {folder} has {', '.join(there)}")
-    wrong = one_of(wanted, there) if wanted else None
+    if wanted is None and len(names) > 1:
+        raise FloretError(f"{option} is needed: {folder} has {', '.join(names)}")
+    wrong = one_of(wanted, names) if wanted else None
     if wrong:
         raise FloretError(f"{option} {wanted!r}: {wrong}")
-    return wanted or there[0]
+    return wanted or names[0]
 
 
 def _folders(folder: Path) -> Iterator[Path]:
@@ -186,10 +186,10 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 
 def load_personal(store: FileStore, device: str = "cpu") -> Personal:
-    """Build the newest intact personal model in ``store``; a federation may be going on there.
+    """Build the newest intact personal model in ``store``, which a running federation may be writing.
 
     Raises:
-        FloretError: there is none, or what is written there is of another version of Floret.
+        FloretError: there is none, or another version of Floret wrote it.
     """
     state = ClientState(store)
     if not state.round:
@@ -201,7 +201,7 @@ def load_personal(store: FileStore, device: str = "cpu") -> Personal:
         shape, dtype = tuple(inputs["shape"]), getattr(torch, inputs["dtype"])
         message = dict(about["message"])
         method: type[Method] = load_class("strategies", config.method, FloretStrategy)
-        # A state from before parameters had a place of their own has them among the message's scalars.
+        # Older states have the parameters among the message's scalars.
         own = about.get("parameters") or without_prefix(message, f"{config.method}.")
         parameters = method.read_parameters(config.method, {f"{config.method}.{key}": v for key, v in own.items()})
         classes = int(message["num-classes"])

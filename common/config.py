@@ -74,7 +74,7 @@ def folder_name(value: str) -> str | None:
 
 
 def split_names(value: str) -> tuple[str, ...]:
-    """Return the names in a text that separates them by commas, without the blanks around them, accents composed."""
+    """Return the names in a text that separates them by commas, stripped and in Unicode's form NFC."""
     return tuple(unicodedata.normalize("NFC", name.strip()) for name in value.split(",")) if value.strip() else ()
 
 
@@ -90,7 +90,7 @@ def distinct_names(value: str) -> str | None:
 def read_keys(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """Fill the frozen dataclass ``kind`` from ``values``: field ``lr_decay`` from key ``prefix + "lr-decay"``.
 
-    An integer stands for a float where one is wanted. A trailing underscore of a field name (``lambda_``) is dropped.
+    An integer is accepted for a float. A trailing underscore of a field name (``lambda_``) is dropped.
 
     Raises:
         ConfigError: a key is missing, of the wrong type or outside what its field declares; the message is one line
@@ -175,7 +175,7 @@ class RunConfig:
     client_state: str = choice("continue", "fresh")
 
     def __post_init__(self) -> None:
-        """Check what no single key can tell.
+        """Check keys against each other.
 
         Raises:
             ConfigError: validation and test fraction leave nothing to train on.

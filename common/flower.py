@@ -1,9 +1,9 @@
 """The adapter to Flower: each of its private names that Floret needs, with the reason, and what to do when it is gone.
 
 Public are ``flwr.app``, ``flwr.clientapp``, ``flwr.client``, ``flwr.serverapp`` and ``flwr.serverapp.strategy``;
-anything else may change with any version. What a node says to its SuperLink, and how, is in
-``client_app.node.transport``. No other module imports more of Flower than the public ones (``tests/test_adapter.py``).
-What only a server or the command line needs is imported in the functions: an edge client starts fast.
+anything else may change with any version. A node's connection to its SuperLink is in ``client_app.node.transport``.
+All other modules import only the public ones (``tests/test_adapter.py``). Modules that only a server or the command
+line needs are imported within functions, so that an edge client starts fast.
 """
 
 import sys
@@ -31,16 +31,15 @@ from flwr.serverapp import Grid
 
 # Simulation
 
-# The command with which a SuperLink runs a simulation. Without it: see who uses it.
+# The command with which a SuperLink runs a simulation. Without it: see its uses.
 SIMULATION = "flwr-simulation"
 
 
 def in_simulation() -> bool:
-    """Return whether this process belongs to Flower's simulation: an actor with a client, or what drives the actors.
+    """Return whether this process belongs to Flower's simulation: an actor with a client, or the engine.
 
-    It goes by Ray alone, which Flower's simulation initialises before a client's code runs, and ``floret node`` never
-    does: nothing that a server sends can make a node believe that it is in a simulation, where clients write to paths
-    that the server names.
+    Only Ray decides, which Flower's simulation initialises before a client's code runs, and ``floret node`` never does:
+    no server can make a node behave as in a simulation, where clients write to paths that the server names.
     """
     ray = sys.modules.get("ray")
     return bool(ray and ray.is_initialized())
@@ -56,19 +55,19 @@ def is_simulated(grid: Grid) -> bool:
 
 def drives_simulation() -> bool:
     """Return whether this process is the one that Flower starts for a simulation, before it starts Ray."""
-    # So early there is only the command's name to tell it by.
+    # Before Ray starts, only the command's name shows it.
     return Path(sys.argv[0]).name == SIMULATION
 
 
 def find_by_node(grid: Grid) -> None:
     """Make the simulation engine look for messages only where some are waiting.
 
-    The thread that hands messages to the actors asks Flower's state for each node in turn, which goes through all
-    messages of all nodes each time: with 1,000 clients that took more time than the clients. Here a node is only asked
-    for when it has a message that was not handed out.
+    The thread that hands messages to the actors queries Flower's state for each node in turn, and each query scans the
+    messages of all nodes: with 1,000 clients that took more time than the clients. Here a node is queried only when it
+    has a message that was not handed out.
     """
     # The grid's link state and two of its methods, replaced: the engine has no other place to do this. Without them:
-    # drop this function, nothing but time is lost.
+    # drop this function; simulations of many clients are slower.
     state: Any = grid.state  # type: ignore[attr-defined]
     waiting: Counter[int] = Counter()
     store, take = state.store_message_ins, state.get_message_ins
@@ -95,14 +94,14 @@ def find_by_node(grid: Grid) -> None:
 
 
 def node_is_gone(message: Message) -> bool:
-    """Return whether ``message`` is Flower's word that the node it was for is no longer connected."""
+    """Return whether ``message`` is Flower's error for a node that is no longer connected."""
     return message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE
 
 
 def at_stop(handler: Callable[[], None]) -> None:
-    """Have ``handler`` called when Flower stops this process, as for a run that the user stops."""
-    # The thread of a ServerApp is not told when Flower ends its simulation. Without it: such a run stays "running" in
-    # its trackers.
+    """Have ``handler`` called when Flower stops this process, such as when the user stops the run."""
+    # The thread of a ServerApp is not notified when Flower ends its simulation. Without it: such a run stays "running"
+    # in its trackers.
     from flwr.common.exit import add_exit_handler
 
     add_exit_handler(handler)
@@ -112,7 +111,7 @@ def at_stop(handler: Callable[[], None]) -> None:
 
 
 def pack_message(message: Message) -> bytes:
-    """Return a message as bytes; its id is not among them."""
+    """Return a message as bytes, without its id."""
     content: bytes = message_to_proto(message).SerializeToString()
     return content
 
@@ -126,7 +125,7 @@ def unpack_message(content: bytes, message_id: str = "") -> Message:
     """
     message = message_from_proto(ProtoMessage.FromString(content))
     if message_id:
-        # A reply takes the id of its message from here; Flower has no other way to set it. Without it: unanswerable.
+        # A reply takes the id of its message from here; Flower has no other way to set it. Without it: no replies.
         message.metadata.__dict__["_message_id"] = message_id
     return message
 
@@ -167,7 +166,7 @@ class Connection:
 
     @property
     def loopback(self) -> bool:
-        """Whether the address is one of this machine for itself."""
+        """Whether the address is a loopback address of this machine."""
         return self.address.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -204,28 +203,28 @@ def find_connection(name: str) -> Connection | None:
 def default_supernodes(connection: Connection) -> int:
     """Return how many clients a simulation has whose ``--federation-config`` does not say it.
 
-    That is what the connection asks for, or else what the SuperLink was told by ``flwr federation simulation-config``;
-    without an answer from one it is Flower's default.
+    That is the number of the connection, or else the one set at the SuperLink by ``flwr federation simulation-config``,
+    or else, such as without a SuperLink, Flower's default.
     """
     # Its default number. Without it: 10.
     from flwr.supercore.constant import DEFAULT_SIMULATION_CONFIG
 
     if connection.supernodes is not None:
         return connection.supernodes
-    told = _told_supernodes(connection.address) if connection.loopback else None
-    return told or int(DEFAULT_SIMULATION_CONFIG.num_supernodes)
+    configured = _configured_supernodes(connection.address) if connection.loopback else None
+    return configured or int(DEFAULT_SIMULATION_CONFIG.num_supernodes)
 
 
-def _told_supernodes(address: str) -> int | None:
+def _configured_supernodes(address: str) -> int | None:
     import grpc
 
     # As `flwr federation show` asks the Control API. Without them: only the default is known.
     from flwr.common.grpc import create_channel
 
-    # As above: the question.
+    # As above: the request.
     from flwr.proto.control_pb2 import ShowFederationRequest
 
-    # As above: who is asked.
+    # As above: the client of the API.
     from flwr.proto.control_pb2_grpc import ControlStub
 
     # As above: the name of the one federation that a SuperLink without accounts has.

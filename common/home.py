@@ -1,4 +1,4 @@
-"""Where Floret keeps what outlives a process, on a server and on a node."""
+"""The folder in which Floret keeps files between runs, on a server and on a node."""
 
 import os
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""The SuperLink that ``flwr run`` would give a simulation to, when another environment or user started it.
+"""Find the local SuperLink that ``flwr run`` would use, and refuse one of another environment or user.
 
-``flwr run`` starts a local SuperLink where none listens and else takes the one that does, which runs the app with the
-packages that it was started with. What listens is found in Linux's ``/proc``; on other systems nothing is.
+``flwr run`` starts a local SuperLink where none listens and otherwise uses the one that does, which runs the app with
+the packages of its own environment. It is found in Linux's ``/proc``; on other systems it is not.
 """
 
 import os
@@ -27,8 +27,8 @@ def check_local_superlink(name: str = "") -> None:
     """Refuse to run a simulation on a SuperLink of another environment.
 
     Args:
-        name: the SuperLink connection of Flower's ``config.toml``; empty for the default one. One that is elsewhere, or
-            whose clients are real nodes, is left alone: it was chosen.
+        name: the SuperLink connection of Flower's ``config.toml``; empty for the default one. A SuperLink on another
+            machine or with real nodes is accepted: the user chose it.
 
     Raises:
         FloretError: names the environment, and how to stop the SuperLink.
@@ -51,15 +51,15 @@ def check_local_superlink(name: str = "") -> None:
                 f"{where} was started from another environment, {theirs}, and would run this with its packages, not "
                 f"those of {own}: stop it with kill {pid} (its runs end with it){elsewhere}"
             )
-    strangers = {uid for uid in inodes.values() if uid != os.getuid()}
-    if connection.managed and strangers and not pids:
-        raise FloretError(f"{where} is that of user {_user(strangers.pop())}, who would run this: {away}")
+    others = {uid for uid in inodes.values() if uid != os.getuid()}
+    if connection.managed and others and not pids:
+        raise FloretError(f"{where} is that of user {_user(others.pop())}, who would run this: {away}")
 
 
 def simulates_here(connection: "Connection") -> bool:
     """Return whether runs over this connection are simulations by a SuperLink on this machine.
 
-    One that ``flwr run`` starts itself is; behind another address may be the end of a tunnel.
+    One that ``flwr run`` starts itself is; another loopback address may be a tunnel to another machine.
     """
     if connection.managed or not connection.loopback:
         return connection.managed
@@ -69,7 +69,7 @@ def simulates_here(connection: "Connection") -> bool:
 def simulated_clients(texts: Sequence[str], superlink: str = "") -> int | None:
     """Return how many clients a simulation on this machine has, or None if it is not one.
 
-    Other clients have the data, other machines the packages.
+    In the other cases data or packages are on other machines.
 
     Args:
         texts: values of ``--federation-config``; the number is ``num-supernodes``, or else what Flower takes.
@@ -92,9 +92,9 @@ def simulated_clients(texts: Sequence[str], superlink: str = "") -> int | None:
 
 
 def use_own_commands() -> None:
-    """Let this process find the commands of its own environment first, whether that is activated or not.
+    """Put the commands of this process's environment first on ``PATH``, whether it is activated or not.
 
-    ``flwr run`` looks for ``flower-superlink`` where it was found itself, and that for what it starts.
+    ``flwr run`` finds ``flower-superlink`` there, which finds the command for a simulation there.
     """
     folder = Path(sys.executable).parent
     if (folder / "flwr").is_file():
@@ -102,9 +102,9 @@ def use_own_commands() -> None:
 
 
 def environment_of(python: Path) -> Path:
-    """Return the folder of the environment whose interpreter ``python`` is, as ``sys.prefix`` would have it.
+    """Return the folder of the environment whose interpreter ``python`` is, its ``sys.prefix``.
 
-    A virtual environment is told by its ``pyvenv.cfg``: its interpreter is a link to the one that it was made by.
+    A virtual environment has a ``pyvenv.cfg``; its interpreter is only a link to that of the base installation.
     """
     for folder in python.parents[:2]:
         if (folder / "pyvenv.cfg").is_file():
@@ -149,7 +149,7 @@ def _open_files(pid: int) -> Iterator[str]:
 def _simulating(pid: int) -> Path | None:
     """Return the environment that runs the apps of a process, if it is a SuperLink that runs simulations.
 
-    That is where it finds the command for a simulation, which is not always the one that it was started from.
+    That is the environment of the simulation command on its ``PATH``, not always the one that it was started from.
     """
     try:
         arguments = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")

@@ -1,4 +1,4 @@
-"""How this process handles its memory."""
+"""Memory allocation of this process."""
 
 import ctypes
 
@@ -6,11 +6,10 @@ _M_MMAP_THRESHOLD = -3
 
 
 def return_freed_memory() -> None:
-    """Let every block above 1 MB go back to the system when it is freed.
+    """Make blocks above 1 MB return to the system when they are freed.
 
-    The C library of Linux raises that limit to 32 MB by itself as such blocks are freed, and what a server then
-    receives and drops, a model a client, leaves holes that add up to several models. Does nothing where the library is
-    another one.
+    glibc raises this threshold up to 32 MB as such blocks are freed. A server that receives and drops a model for each
+    client then fragments its heap by several models' size. Does nothing with another C library.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

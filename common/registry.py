@@ -1,4 +1,4 @@
-"""Methods are found by the names of their files: ``pfps-lwc`` is ``strategies/pfps_lwc.py`` and its other half."""
+"""Classes of a method by its files' name: ``pfps-lwc`` is ``pfps_lwc.py`` in strategies and client_app.methods."""
 
 import importlib
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""The run config as text: the app's defaults in ``pyproject.toml``, what ``--run-config`` says, the two together."""
+"""The run config as text: the app's defaults in ``pyproject.toml``, the keys in ``--run-config``, both merged."""
 
 import re
 import tomllib
@@ -34,7 +34,7 @@ def parse_run_config(text: str) -> dict[str, Any]:
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a table of tables as one, with dotted keys."""
+    """Return a nested table as a flat one with dotted keys."""
     keys: dict[str, Any] = {}
     for key, value in table.items():
         keys |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}

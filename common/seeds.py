@@ -1,4 +1,4 @@
-"""Explicit randomness: every use of chance has a generator of its own, derived from the run's seed."""
+"""Explicit randomness: every random choice has a generator of its own, derived from the run's seed."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""What one client has: its training, validation and test samples, from a pool or from files of its own."""
+"""A client's training, validation and test samples, from a pool or from files of its own."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -50,8 +50,8 @@ class Split:
 class ClientData:
     """One client's samples; ``input_shape`` is that of one sample. The tensors may be shared: do not write into them.
 
-    ``train`` and ``test`` have at least one sample, ``validation`` may be empty. ``class_names``, empty if the data
-    have none, says what the labels mean, from 0; ``num_classes`` may be more.
+    ``train`` and ``test`` have at least one sample, ``validation`` may be empty. ``class_names[c]`` is the name of
+    label c; it is empty if the data have no names, and may be shorter than ``num_classes``.
     """
 
     train: Split
@@ -64,7 +64,7 @@ class ClientData:
 
 @dataclass(frozen=True, eq=False)
 class Description:
-    """What a server in simulation knows of the data: ``label_counts`` is int64 (clients, classes), training splits."""
+    """A simulation's data in numbers; ``label_counts``, int64 (clients, classes), is of the training splits."""
 
     input_shape: tuple[int, ...]
     num_classes: int
@@ -72,10 +72,10 @@ class Description:
 
 
 def check(config: RunConfig, *, files: bool = True) -> None:
-    """Check at once what needs no data: the names, and (with ``files``) that the dataset is where ``data-dir`` says.
+    """Check the names, and (with ``files``) that the dataset is where ``data-dir`` says, without reading samples.
 
-    A dataset that is not there is fetched here if ``download`` is true. A server whose clients have their own data
-    passes ``files=False``.
+    A missing dataset is downloaded here if ``download`` is true. A server whose clients have their own data passes
+    ``files=False``.
 
     Raises:
         ConfigError: the dataset or the partition is unknown, or the model cannot read the dataset.
@@ -100,9 +100,9 @@ def check(config: RunConfig, *, files: bool = True) -> None:
 
 
 def outline(config: RunConfig, num_clients: int) -> Outline:
-    """Return what the data of a simulation with ``num_clients`` clients are like, after checking that there are enough.
+    """Return shape and numbers of the data of a simulation, after checking that they suffice for ``num_clients``.
 
-    Inputs are not read; what only they or a partition that is drawn can tell is left to the run.
+    Inputs are not read; errors in them, or in a partition that is drawn at random, appear in the run.
 
     Raises:
         ConfigError: ``classes-per-client`` is larger than the number of classes.
@@ -153,13 +153,13 @@ def load_own(directory: Path, config: RunConfig, name: str, cache: Path | None =
 
     The files are ``train.npz`` and ``test.npz`` with the arrays x and y; the folders ``train/<class>/`` and
     ``test/<class>/``, whose images are decoded to uint8 (n, channels, height, width) as ``image-size`` and
-    ``image-channels`` say. ``data.images.class_names`` says which label a folder has, and ``listed_names`` what the
-    classes of npz files are called, if they are called anything.
+    ``image-channels`` say. The labels of folders are as in ``data.images.class_names``; the class names of npz files,
+    if there are any, as in ``listed_names``.
 
     The test part is taken whole; ``validation-fraction`` of the training part is for validation, drawn by ``seed`` and
     the client's ``name``; ``max-samples`` > 0 keeps at most that many samples of the training part. ``num-classes`` 0
     counts the classes: of images those in the list, of npz files those up to the largest label. Kept in memory until a
-    file changes; decoded images also as a file in ``cache``, for processes that come after this one.
+    file changes; decoded images also as a file in ``cache``, for later processes.
 
     Raises:
         DataError: there are neither or both, a file is missing or cannot be used, images differ in size or kind, a
@@ -315,7 +315,7 @@ def _stamps(files: tuple[Path, ...]) -> tuple[tuple[int, int], ...]:
     return tuple(stamps)
 
 
-# A process of a simulation serves many clients in turn; a node has one. The stamps make an altered file be read anew.
+# A process of a simulation serves many clients in turn; a node has one. An altered file has other stamps: a new entry.
 @lru_cache(maxsize=32)
 def _load_files(
     files: tuple[Path, Path],
@@ -339,7 +339,7 @@ def _load_files(
     )
 
 
-# Images are large and a node has one directory: what was decoded before a change is not kept beside it.
+# Images are large and a node has one directory: images decoded before a change are not kept.
 @lru_cache(maxsize=1)
 def _load_images(
     train: ImageFiles,

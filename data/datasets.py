@@ -1,4 +1,4 @@
-"""The datasets that Floret can read, as one pool of samples that a partition then deals out to clients."""
+"""The datasets that Floret can read, each as one pool of samples that is then partitioned among clients."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ DATASETS = {
     "npz-clients": "your own data, a file per client: data-dir/train/<i>.npz and data-dir/test/<i>.npz, arrays x and y",
 }
 
-# The only model that reads what a dataset has; every model of images or features reads the others.
+# Datasets that only one model can read; every model of images or features reads the others.
 ONLY_MODEL = {"ag-news": "fasttext"}
 
 _FOLDERS = "class folders with images, in train/ and test/ or in itself"
@@ -65,7 +65,7 @@ class _Official:
 
     @property
     def place(self) -> str:
-        """What ``data-dir`` must have, for messages."""
+        """What ``data-dir`` must have, for error messages."""
         return f"{self.folder}/" if self.folder else " and ".join(self.files)
 
 
@@ -95,7 +95,7 @@ _OUTLINES = {
 
 @dataclass(frozen=True)
 class Source:
-    """What determines a pool: the key under which it is cached."""
+    """The part of the run config that determines a pool; the key of its cache."""
 
     dataset: str
     data_dir: str
@@ -109,7 +109,7 @@ class Source:
 
     @classmethod
     def of(cls, config: RunConfig) -> Self:
-        """Return the part of the run config that says which samples there are; the seed counts only to choose some."""
+        """Return the source of a run config; the seed is 0 unless ``max-samples`` draws samples with it."""
         return cls(
             config.dataset,
             config.data_dir,
@@ -138,7 +138,7 @@ def load_pool(source: Source) -> Pool:
     """Return the pool, training part first, test part last; read once per process. Do not write into its arrays.
 
     ``max_samples`` > 0 keeps that many samples, drawn uniformly, in their order. The number of classes is that of the
-    whole pool. Of ``image-folder``, where images are grey and in colour, all become RGB unless ``image_channels`` says
+    whole pool. An ``image-folder`` with both grey and colour images becomes RGB unless ``image_channels`` says
     otherwise; only the images that are kept are decoded.
 
     Raises:
@@ -156,9 +156,9 @@ def load_pool(source: Source) -> Pool:
 
 @dataclass(frozen=True)
 class Outline:
-    """What a dataset is like: shape of a sample, classes of the model, and how many of them and of samples there are.
+    """Shape and size of a dataset; ``input_shape`` is that of one sample.
 
-    ``classes`` is the number that samples have; it may be less than ``num_classes``, which the run config may set.
+    ``classes`` is the number of classes that occur; it may be less than ``num_classes``, which the run config may set.
     """
 
     input_shape: tuple[int, ...]
@@ -171,11 +171,11 @@ class Outline:
 def outline_pool(source: Source) -> Outline:
     """Return what ``load_pool`` would give, without reading inputs; once per process.
 
-    Of official files nothing is read, of others the labels. The channels of an ``image-folder`` are those of its first
+    Official files are not read, of others only the labels. The channels of an ``image-folder`` are those of its first
     image.
 
     Raises:
-        DataError: as ``load_pool``, as far as it shows.
+        DataError: as ``load_pool``, but for errors in the inputs.
     """
     where = f"dataset {source.dataset}"
     if source.dataset in _OUTLINES:
@@ -208,7 +208,7 @@ def outline_pool(source: Source) -> Outline:
 
 
 def check_files(config: RunConfig) -> None:
-    """Check that a pooled dataset is where ``data-dir`` says; fetch it if it is not and ``download`` is true.
+    """Check that a pooled dataset is where ``data-dir`` says; if not and ``download`` is true, download it.
 
     Raises:
         DataError: names the file that was looked for, and what to put where.
@@ -227,7 +227,7 @@ def check_files(config: RunConfig) -> None:
 
 
 def data_directory(dataset: str, data_dir: str, what: str) -> Path:
-    """Return ``data_dir`` as a directory that exists; ``what`` says for the message what belongs there.
+    """Return ``data_dir`` as a directory that exists; ``what`` describes its content in error messages.
 
     Raises:
         DataError: ``data_dir`` is empty or not a directory.
@@ -275,12 +275,12 @@ def read_torchvision(kind: type[Any], root: Path, *, download: bool = False) -> 
     Raises:
         DataError: torchvision cannot read (or download) the files.
     """
-    # SVHN is the one that says "split" for the part and "labels" for the targets.
+    # Only SVHN has the argument "split" in place of "train" and the attribute "labels" in place of "targets".
     by_split = hasattr(kind, "split_list")
     key, values = ("split", ("train", "test")) if by_split else ("train", (True, False))
     try:
         parts = [kind(root, download=download, **{key: value}) for value in values]
-    except Exception as error:  # torchvision's readers assert, index and unpack what the bytes say: anything may come
+    except Exception as error:  # on corrupt files torchvision's readers raise errors of many types
         reason = (str(error) or type(error).__name__).splitlines()[0]
         verb = "download" if download else "read"
         raise DataError(f"torchvision cannot {verb} {kind.__name__} in {root}: {reason}") from error

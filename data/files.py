@@ -1,4 +1,4 @@
-"""What is at a path: questions whose failure is one line for the user, where pathlib's own end in a traceback."""
+"""Queries of the file system that raise a one-line ``DataError`` where pathlib's raise an ``OSError``."""
 
 import os
 import stat
@@ -8,10 +8,10 @@ from common.errors import DataError
 
 
 def status(path: str | Path) -> os.stat_result | None:
-    """Return what ``stat`` says of the path, links followed, or None if nothing is there.
+    """Return the ``stat`` result of the path, links followed, or None if nothing is there.
 
     Raises:
-        DataError: that cannot be told: no permission, a name too long, a loop of links.
+        DataError: ``stat`` fails: no permission, a name too long, a loop of links.
     """
     try:
         return os.stat(path)
@@ -34,7 +34,7 @@ def is_dir(path: str | Path) -> bool:
 
 
 def entries(directory: Path) -> list[Path]:
-    """Return what is in the directory, sorted by name, without what is hidden (a name that begins with a dot).
+    """Return the entries of the directory, sorted by name, without hidden ones (a name that begins with a dot).
 
     Raises:
         DataError: it cannot be listed.

@@ -1,4 +1,4 @@
-"""The user's own images, a folder for each class, as torchvision's ImageFolder wants them: decoded once, to arrays."""
+"""The user's own images, a folder for each class as for torchvision's ImageFolder, decoded once to arrays."""
 
 import hashlib
 import io
@@ -25,14 +25,14 @@ log = logging.getLogger("flwr")
 EXTENSIONS = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 CLASS_FILE = "classes.txt"
 
-# A file is read as one of these, whatever its name says: Pillow knows formats that run other programs.
+# Only these are tried, whatever the file's name: some of Pillow's other formats run external programs.
 _FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _GREY = ("1", "L", "LA")
 
 
 @dataclass(frozen=True)
 class Form:
-    """What images become: ``size`` 0 as they are, else that many pixels a side; ``channels`` 0, 1 (grey) or 3 (RGB)."""
+    """The format to convert images to: ``size``, pixels a side, and ``channels``, 1 (grey) or 3 (RGB); 0 keeps it."""
 
     size: int
     channels: int
@@ -40,7 +40,7 @@ class Form:
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """The images of one part, in order of their classes' names, then of their own; one that was altered is not equal.
+    """The images of one part, sorted by class name, then by path; after a change to a file it compares unequal.
 
     ``files`` are the paths, ``labels`` the classes, ``stamps`` the times of change in nanoseconds and sizes in bytes.
     """
@@ -54,17 +54,17 @@ def pool_parts(directory: Path) -> list[Path]:
     """Return the directories of a pool that have class folders: ``train/`` and ``test/``, or the directory itself.
 
     Raises:
-        DataError: there is one half only.
+        DataError: only one of ``train/`` and ``test/`` exists, with class folders.
     """
     parts = [directory / "train", directory / "test"]
-    there = [part for part in parts if is_dir(part)]
-    if len(there) == 2:
+    present = [part for part in parts if is_dir(part)]
+    if len(present) == 2:
         return parts
-    # Alone, either may be a class. If it has folders itself, it is a half, and what is beside it would be lost.
-    if there and class_folders(there[0]):
-        missing = "test" if there[0].name == "train" else "train"
+    # Either alone may be a class. If it has folders, it is a part, and folders beside it would be ignored.
+    if present and class_folders(present[0]):
+        missing = "test" if present[0].name == "train" else "train"
         raise DataError(
-            f"{directory} has {there[0].name}/ with class folders, but no {missing}/: put class folders into both, "
+            f"{directory} has {present[0].name}/ with class folders, but no {missing}/: put class folders into both, "
             f"or all of them into {directory} itself"
         )
     return [directory]
@@ -136,11 +136,11 @@ def find_images(part: Path, names: Sequence[str]) -> ImageFiles:
 
 
 def read_images(files: Sequence[str], form: Form, *, mixed: bool) -> npt.NDArray[np.uint8]:
-    """Decode images, turned as their EXIF orientation says, to uint8 (n, channels, height, width).
+    """Decode images, rotated by their EXIF orientation, to uint8 (n, channels, height, width).
 
-    Grey are modes 1 and L with or without alpha, all else is colour; alpha is dropped, and of several frames the first
-    is taken. With ``channels`` 0 the result has one channel if all are grey, three if all are in colour, and of a
-    mixture three if ``mixed``. Resizing is bilinear with antialiasing and does not keep proportions.
+    Modes 1 and L, with or without alpha, are grey, all others colour; alpha is dropped, and of several frames the first
+    is taken. With ``channels`` 0 the result has one channel if all images are grey, three if all are in colour or, with
+    ``mixed``, if some are. Resizing is bilinear with antialiasing and does not keep proportions.
 
     Raises:
         DataError: names the first image that cannot be decoded, has more than 8 bits a channel, or differs from the
@@ -150,7 +150,7 @@ def read_images(files: Sequence[str], form: Form, *, mixed: bool) -> npt.NDArray
     with warnings.catch_warnings():
         from PIL import Image
 
-        warnings.simplefilter("ignore")  # of what a file has beside its pixels
+        warnings.simplefilter("ignore")  # about metadata
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         for i, file in enumerate(files):
             image = _decode(file, form)
@@ -172,9 +172,9 @@ def read_images(files: Sequence[str], form: Form, *, mixed: bool) -> npt.NDArray
 
 
 def decoded(cache: Path | None, key: object, decode: Callable[[], npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
-    """Return what ``decode`` returned for this ``key`` the last time, from a file in ``cache``; there is one for each.
+    """Return ``decode()``, from a file in ``cache`` if it was called for this ``key`` last time.
 
-    A file that cannot be read, or a cache that cannot be written, costs decoding again and nothing else.
+    If the file cannot be read or ``cache`` cannot be written, the images are decoded again.
     """
     if cache is None:
         return decode()
@@ -208,7 +208,7 @@ def _some_folders(part: Path) -> list[Path]:
 
 
 def _name(folder: Path) -> str:
-    # Composed, because macOS may store an accent as a character of its own, and the class is the same.
+    # NFC, because macOS may store accents decomposed.
     return unicodedata.normalize("NFC", folder.name)
 
 
@@ -232,7 +232,7 @@ def _walk(folder: Path) -> Iterator[str]:
 
     seen = {str(above) for above in Path(os.path.realpath(folder)).parents}
     for place, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
-        # A link may lead back to where it came from, or above it, where the other classes are.
+        # A link may lead to a folder that was visited, or above it, where the other classes are.
         real = os.path.realpath(place)
         folders[:] = [] if real in seen else sorted(name for name in folders if not name.startswith("."))
         if real not in seen:
@@ -264,7 +264,7 @@ def _decode(file: str, form: Form) -> npt.NDArray[np.uint8]:
         raise
     except UnidentifiedImageError as error:
         raise DataError(f"{file}: cannot be decoded (it is no image, or not complete)") from error
-    except Exception as error:  # Pillow's decoders raise whatever the bytes lead to
+    except Exception as error:  # on corrupt files Pillow's decoders raise errors of many types
         raise DataError(f"{file}: cannot be decoded ({one_line(error) or type(error).__name__})") from error
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 

@@ -1,4 +1,4 @@
-"""Inputs for a model in use: an npz, an image, a folder of images, or a file of texts."""
+"""Inputs for prediction: an npz, an image, a folder of images, or a file of texts."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ def read_inputs(
     Args:
         source: an npz with the array x and perhaps y, an image, a folder that has images, or for a model of word ids a
             ``.txt`` with a text on each line.
-        config: the run config that the model was trained under; it says to which size images are brought.
+        config: the run config that the model was trained under; images are resized to its ``image-size``.
         shape, dtype: what the model takes; images are converted to its channels.
 
     Raises:

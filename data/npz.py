@@ -12,7 +12,7 @@ from numpy.lib.npyio import NpzFile
 
 from common.errors import DataError
 
-# A label above this is an identifier that strayed into the wrong array; it would size the head and every label count.
+# A larger label is probably an identifier, not a class; it would set the size of the head and of all label counts.
 MAX_CLASSES = 65536
 
 
@@ -48,7 +48,7 @@ def has_array(path: Path, name: str) -> bool:
 
 
 def read_arrays(path: Path, names: Sequence[str]) -> list[npt.NDArray[Any]]:
-    """Return the arrays ``names`` of the file, as they are.
+    """Return the arrays ``names`` of the file, unchanged.
 
     Raises:
         DataError: as ``check_arrays``, or an array is truncated, altered, empty, or made of Python objects.
@@ -58,7 +58,7 @@ def read_arrays(path: Path, names: Sequence[str]) -> list[npt.NDArray[Any]]:
         for name in names:
             try:
                 array = file[name]
-            except Exception as error:  # zipfile, zlib and numpy each have their own for bytes that make no sense
+            except Exception as error:  # on corrupt files zipfile, zlib and numpy raise errors of many types
                 raise DataError(f"{path}: array {name} cannot be read ({_first_line(error)})") from error
             if not isinstance(array, np.ndarray):
                 raise DataError(f"{path}: {name} is not an array")
@@ -90,7 +90,7 @@ def read_shape(path: Path, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def read_input_shape(path: Path, name: str = "x") -> tuple[int, ...]:
-    """Return the shape that one of the inputs ``name`` has as ``to_inputs`` brings it, without reading them.
+    """Return the shape of one sample of the array ``name`` after ``to_inputs``, from the header alone.
 
     Raises:
         DataError: as ``read_shape``, and as ``to_inputs`` for a shape or a type.
@@ -100,14 +100,14 @@ def read_input_shape(path: Path, name: str = "x") -> tuple[int, ...]:
     try:
         return to_inputs(np.zeros((1, *shape[1:]), dtype), where).shape[1:]
     except DataError:
-        # The same with the true number of samples, which takes no memory: it is refused before anything is copied.
+        # Again with the true shape, for the message; a broadcast array takes no memory and is refused before a copy.
         return to_inputs(np.broadcast_to(np.zeros((), dtype), shape), where).shape[1:]
 
 
 def _open(path: Path, names: Sequence[str]) -> NpzFile:
     try:
         with path.open("rb") as content:
-            # Asked first, because for any other file numpy's error is advice to unpickle it.
+            # Checked first, because for any other file numpy's error message advises to unpickle it.
             is_zip = zipfile.is_zipfile(content)
         file = np.load(path, allow_pickle=False) if is_zip else None
     except FileNotFoundError as error:
@@ -150,7 +150,7 @@ def read_labels(path: Path, name: str = "y") -> npt.NDArray[np.int64]:
 
 
 def to_inputs(x: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:
-    """Bring inputs to a layout of Floret's.
+    """Convert inputs to Floret's layout.
 
     (n, features) of any real type becomes float32. Images (n, height, width), (n, height, width, 1 | 3 | 4) or
     (n, 1 | 3 | 4, height, width) become channels first; where the last two both fit, the last dimension is taken for
@@ -180,7 +180,7 @@ def to_inputs(x: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:
 
 
 def to_labels(y: npt.NDArray[Any], where: str) -> npt.NDArray[np.int64]:
-    """Bring labels to int64.
+    """Convert labels to int64.
 
     Raises:
         DataError: starts with ``where``; not one-dimensional, not integers, or not all in [0, ``MAX_CLASSES``).
@@ -195,7 +195,7 @@ def to_labels(y: npt.NDArray[Any], where: str) -> npt.NDArray[np.int64]:
 
 
 def class_count(largest: int, num_classes: int, where: str) -> int:
-    """Return ``num_classes``, or, where it is 0, the number of classes that the ``largest`` label asks for.
+    """Return ``num_classes``, or ``largest + 1`` if it is 0.
 
     Raises:
         DataError: starts with ``where``; a label does not fit into ``num_classes``.
@@ -206,7 +206,7 @@ def class_count(largest: int, num_classes: int, where: str) -> int:
 
 
 def check_alike(first: npt.NDArray[Any], second: npt.NDArray[Any], names: tuple[str, str]) -> None:
-    """Refuse two input arrays that one model cannot read.
+    """Check that one model can read two input arrays.
 
     Raises:
         DataError: their shape per sample or their types differ; names both.

@@ -1,4 +1,4 @@
-"""Which sample of the pool belongs to which client: flwr-datasets' partitioners on a table of labels."""
+"""Partition of the pool's samples among clients: flwr-datasets' partitioners on a table of labels."""
 
 import warnings
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Scheme:
 
     @classmethod
     def of(cls, config: RunConfig) -> Self:
-        """Return the part of the run config that says how the pool is dealt out."""
+        """Return the part of the run config that determines the partition."""
         return cls(
             config.partition,
             config.alpha,
@@ -51,7 +51,7 @@ class Scheme:
 
     @property
     def needed(self) -> int:
-        """How many samples a client must have: one to train on and one to test on at least."""
+        """The minimum number of samples of a client, at least 2: one for training and one for testing."""
         return max(self.min_samples, 2)
 
     def __str__(self) -> str:
@@ -67,21 +67,21 @@ class Scheme:
 def partition(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, dataset: str) -> tuple[Indices, ...]:
     """Return for each client the sorted positions of its samples in ``labels`` (n,).
 
-    No sample has two clients. ``iid`` and ``dirichlet`` deal out every sample. ``pathological`` gives client i class
-    i modulo the number of classes and draws its other classes; the samples of a class that no client has stay unused.
+    No sample has two clients. ``iid`` and ``dirichlet`` assign every sample. ``pathological`` gives client i class i
+    modulo the number of classes and draws its other classes; the samples of a class that no client has stay unused.
     ``shards`` leaves unused what remains after cutting equal shards. ``extreme`` is described in ``_extreme``.
 
-    Every client needs ``min_samples`` samples, and never fewer than 2: one to train on and one to test on.
-    ``min_samples`` > 1 has a partition whose sizes are random redrawn, up to 100 times, until that is so; 1 takes the
-    first draw. ``dataset`` is the name for messages.
+    Every client needs ``min_samples`` samples, and at least 2: one for training and one for testing. If
+    ``min_samples`` > 1, a partition with random sizes is redrawn, up to 100 times, until this holds; with 1 the first
+    draw is final. ``dataset`` is the name in error messages.
 
     Raises:
         ConfigError: ``classes_per_client`` is larger than the number of classes.
         DataError: a client would have too few samples; says how few and what to change.
     """
     check_counts(scheme, num_clients, len(np.unique(labels)), len(labels), dataset)
-    # The library gives consecutive samples to a client (its IID partitioner does nothing else): mix them first, or the
-    # order of the files, training part before test part, would decide who gets what.
+    # The library gives consecutive samples to a client (its IID partitioner does nothing else): shuffle them first, or
+    # the partition would depend on the order of the files, training part before test part.
     order = numpy_generator(scheme.seed, "partition", "order").permutation(len(labels))
     needed = scheme.needed
     draws = _MAX_DRAWS if scheme.min_samples > 1 and scheme.name in _RANDOM_SIZES else 1
@@ -104,7 +104,7 @@ def partition(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, d
 
 
 def check_counts(scheme: Scheme, num_clients: int, classes: int, samples: int, dataset: str) -> None:
-    """Check what the numbers of classes and samples tell of a partition before it is made.
+    """Check from the numbers of classes and samples alone whether a partition is possible.
 
     Raises:
         ConfigError, DataError: as ``partition``; it may still find that a draw leaves a client with too few samples.
@@ -156,7 +156,7 @@ def _too_few(scheme: Scheme, sizes: list[int], needed: int, draws: int) -> str:
 
 
 def _draw(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, seed: int, at_least: int) -> list[Indices]:
-    """Return a client's positions after the other, ending with the first that has fewer than ``at_least``."""
+    """Return the positions of each client, up to the first client with fewer than ``at_least``."""
     if scheme.name == "extreme":
         return _extreme(labels, scheme.classes_per_client, num_clients, seed)
     from datasets import Dataset
@@ -178,7 +178,7 @@ def _draw(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, seed:
     else:
         raise KeyError(scheme.name)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pathological warns of unused classes: partition's docstring says so
+        warnings.simplefilter("ignore")  # pathological warns of unused classes, which ``partition`` documents
         partitioner.dataset = Dataset.from_dict({"label": labels, "index": np.arange(len(labels))})
         parts: list[Indices] = []
         for i in range(num_clients):
@@ -189,7 +189,7 @@ def _draw(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, seed:
 
 
 def _extreme(labels: npt.NDArray[np.int64], k: int, num_clients: int, seed: int) -> list[Indices]:
-    """Return each client's positions in the extreme split (UA-PDFL section 5.1.2), made here: the library has none.
+    """Return each client's positions in the extreme split (UA-PDFL section 5.1.2), which flwr-datasets does not have.
 
     The paper says "samples from only a few classes, with significant non-overlap" and prints no numbers; this is its
     strict reading. The classes, in random order, are cut into groups of ``k``; the classes left over, fewer than ``k``,
@@ -209,8 +209,8 @@ def _extreme(labels: npt.NDArray[np.int64], k: int, num_clients: int, seed: int)
         smallest = min(map(len, rows))
         if smallest < len(members):
             raise ValueError(f"a class has {smallest} samples for {len(members)} clients")
-        # Dealt like cards, one class after the other: even within each class and in all.
-        deck = np.concatenate(rows)
+        # Round-robin, one class after the other: sizes are balanced within each class and in total.
+        pooled = np.concatenate(rows)
         for place, i in enumerate(members):
-            parts[i] = deck[place :: len(members)]
+            parts[i] = pooled[place :: len(members)]
     return parts

@@ -1,8 +1,8 @@
-"""Exit with 0 if a process of Flower is well: ``health.py HEALTH [ADDRESS ...]``.
+"""Exit with 0 if a process of Flower is healthy: ``health.py HEALTH [ADDRESS ...]``.
 
 HEALTH is the address of its gRPC health server; each ADDRESS is one that it serves or needs, and must accept a
-connection. Docker runs this every few seconds, so nothing of Floret is imported, nor protocol buffers: the question is
-an empty message, and the answer of a server that serves is two bytes.
+connection. Docker runs this every few seconds, so neither Floret nor protocol buffers are imported: the request is an
+empty message, and the reply of a healthy server is two bytes.
 """
 
 import socket
@@ -16,7 +16,7 @@ SERVING = b"\x08\x01"
 
 
 def main(health: str, *addresses: str) -> str:
-    """Return what is wrong, or nothing."""
+    """Return what is wrong, or an empty text."""
     with grpc.insecure_channel(health) as channel:
         try:
             check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")

@@ -58,5 +58,5 @@ class CrossLayerFusion(nn.Module):
         return fused
 
     def unify(self, maps: list[Tensor]) -> list[Tensor]:
-        """Return ``Cv1`` of each map: to the common number of channels and nothing else."""
+        """Return ``Cv1`` of each map, (batch, width, height, width of the stage)."""
         return [conv(x) for conv, x in zip(self.lateral, maps, strict=True)]

@@ -1,4 +1,4 @@
-"""Build a model by name, cut where the config says, from explicit randomness."""
+"""Build a model by name, split into extractor and head, with an explicit random generator."""
 
 import itertools
 import math
@@ -31,7 +31,10 @@ MODELS: dict[str, str] = {name: (builder.__doc__ or "").split("\n")[0] for name,
 
 
 def head_layers(name: str, input_shape: tuple[int, ...], head: Head) -> int:
-    """Return how many of the last layers of a model form the head that a method asks for; one is left to extract."""
+    """Return the number of layers in the head: 1 for ``"last"``; for ``"linear"`` all linear ones at the end.
+
+    The first layer always belongs to the extractor.
+    """
     if head == "last":
         return 1
     with torch.device("meta"):
@@ -42,26 +45,26 @@ def head_layers(name: str, input_shape: tuple[int, ...], head: Head) -> int:
 def build_model(
     name: str, input_shape: tuple[int, ...], classes: int, head_layers: int, generator: torch.Generator | None
 ) -> SplitModel:
-    """Return a freshly initialised model, or one whose weights are still to be filled in.
+    """Return a freshly initialised model, or, without a generator, an uninitialised one.
 
     Args:
         name: a key of ``MODELS``.
         input_shape: (channels, height, width), (features,), or the length of a text, (words,).
         classes: width of the last layer.
         head_layers: how many of the last layers form the head; the layers before them are the extractor.
-        generator: the only source of randomness of the initial weights; with None all tensors are as memory was.
+        generator: draws all initial weights; None leaves the tensors uninitialised.
 
     Raises:
         ConfigError: the split leaves no extractor, or the model cannot take such inputs.
     """
-    # Built without storage first, so that the constructors of the layers draw nothing from the global generator.
+    # Built on the meta device first, so that the constructors of the layers draw nothing from the global generator.
     with torch.device("meta"):
         stack = BUILDERS[name](input_shape, classes)
         if not 0 < head_layers < len(stack):
             have = f"model {name!r} has {len(stack)} layers"
             raise ConfigError(f"head-layers = {head_layers}: must be from 1 to {len(stack) - 1}, {have}")
         model = SplitModel(_stack(stack[:-head_layers]), _head(stack[-head_layers:]))
-    # Not to_empty, which leads a tensor without storage through PyTorch's compiler: an import of most of a second.
+    # Not to_empty: for meta tensors it imports PyTorch's compiler, which takes most of a second.
     empty = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in model.state_dict().items()}
     model.load_state_dict(empty, assign=True)
     if generator is not None:
@@ -70,7 +73,7 @@ def build_model(
 
 
 def initialise(model: nn.Module, generator: torch.Generator, gain: float = 1.0) -> None:
-    """Draw every weight anew.
+    """Draw new values for all parameters.
 
     Convolutions and linear layers: weights uniform in +-gain/sqrt(fan-in), biases in +-1/sqrt(fan-in). Embeddings:
     standard normal, padding at zero. Normalisation: identity.
@@ -103,6 +106,6 @@ def _stack(parts: list[layers.Layer]) -> Stack:
 
 
 def _head(parts: list[layers.Layer]) -> nn.Module:
-    """One linear layer alone keeps no name of its own, so that its tensors are ``head.weight`` and ``head.bias``."""
+    """Return a single linear layer without a ``Stack``, so that its tensors are ``head.weight`` and ``head.bias``."""
     modules = [pair for layer in parts for pair in layer.modules]
     return modules[0][1] if len(modules) == 1 else _stack(parts)

@@ -1,7 +1,7 @@
 """The layers of each network, as a list from input to output; ``build.py`` cuts the list into extractor and head.
 
 A layer is what a paper counts as one: a convolution with its activation and pooling, a residual stage, a linear layer
-with its activation. Its modules carry the names that the tensors have.
+with its activation. The names of its modules are part of the tensors' names.
 """
 
 import math
@@ -81,10 +81,10 @@ def vgg11(shape: tuple[int, ...], classes: int) -> list[Layer]:
     """VGG-11 for small images: eight 3 x 3 convolutions, then linear layers of 512, 512 and the classes.
 
     Configuration A of Simonyan and Zisserman (2015), without batch normalisation and dropout, with the narrow linear
-    layers that are usual for 32 x 32 images. Max pooling rounds up: no difference on 32 x 32, and of 28 x 28 a pixel is
-    left. UA-PDFL section 5.1.1 names the network and prints no more.
+    layers that are usual for 32 x 32 images. Max pooling rounds up, which matters for 28 x 28 images only: they end as
+    one pixel. UA-PDFL section 5.1.1 names the network and prints no more.
     """
-    # From 17 pixels on, every one of the five poolings has more than one pixel to choose from.
+    # From 17 pixels a side on, each of the five poolings has an input of more than one pixel.
     width, *size = _image("vgg11", shape, smallest=17)
     layers: list[Layer] = []
     for i, (out, pooled) in enumerate(_VGG11, 1):
@@ -114,7 +114,7 @@ def fasttext(shape: tuple[int, ...], classes: int) -> list[Layer]:
 
     FedDFPA section 5.2 names fastText (Joulin et al. 2017) and prints no widths; these, and no activation between the
     two linear layers, are PFLlib's, with whose baselines it compares. Inputs are rows of ids from 0 (padding) to
-    2**15 - 1. Rows of other numbers have the same shape and cannot be told from them here.
+    2**15 - 1. Rows of other numbers have the same shape and are not detected here.
 
     Raises:
         ConfigError: the inputs are not rows.

@@ -22,13 +22,13 @@ def batch_norm_names(model: nn.Module, *, buffers_only: bool = False) -> set[str
 
 
 def tensor_names(model: nn.Module, part: Part, batch_norm: str = "shared") -> list[str]:
-    """Return the names of the tensors that travel when ``part`` is shared, in ``state_dict`` order.
+    """Return the names of the tensors that are sent when ``part`` is shared, in ``state_dict`` order.
 
     Args:
         model: a ``SplitModel``.
         part: what the method shares.
         batch_norm: the policy for running statistics, ``"shared"`` or ``"local"``. The counter
-            ``num_batches_tracked`` never travels: no computation of ours reads it.
+            ``num_batches_tracked`` is never sent: nothing in Floret reads it.
     """
     names = [name for name in model.state_dict() if not name.endswith("num_batches_tracked")]
     if part in ("extractor", "head"):

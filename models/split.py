@@ -1,4 +1,4 @@
-"""The shape that every model has: an extractor, then a head."""
+"""The structure of every model: an extractor, then a head."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Stack(nn.Sequential):
-    """Named modules in a row, some of which end a convolutional stage.
+    """Named modules in sequence, some of which end a convolutional stage.
 
     Args:
         modules: pairs of name and module, in order.

@@ -14,7 +14,7 @@ from server_app.federation import Federation, question
 
 log = logging.getLogger("flwr")
 
-# Seconds between looks for a client that does not answer.
+# Seconds between checks on a client that does not answer.
 _LOOK = 2.0
 
 
@@ -25,10 +25,10 @@ class _Open:
     Attributes:
         message: as it was sent first.
         message_id, node, sent: as it was sent last.
-        deadline: when nobody waits for the answer any more.
-        probe: the id of the question behind it, if there is one.
+        deadline: when the answer is no longer waited for.
+        probe: the id of the question sent after it, if there is one.
         looked: when the client was looked for last.
-        gone: the answer that the node is gone, and since when; or None.
+        gone: Flower's error that the node is gone, and since when; or None.
     """
 
     message: Message
@@ -42,18 +42,18 @@ class _Open:
 
 
 class Delivery(Grid):
-    """Flower's grid for real nodes; what a node lost when it was killed reaches its client again.
+    """Flower's grid for real nodes; messages that a node lost when it was killed are sent again.
 
-    Flower gives a message to a node once. A node that is started again has forgotten it, and without a registered key
-    it comes back under another id. So after ``patience`` seconds without an answer this grid looks whether the client
-    is at another node, and sends a question behind the message: a node handles messages one at a time and in order, so
-    an answer to the question, while the message itself has none, says that the message is lost. It is then sent again;
-    that a client gets a round's message twice is harmless (see ``client_app.state``). A node that Flower reports as
-    gone is given ``return-timeout`` seconds to come back.
+    Flower gives a message to a node once. A node that is started again has lost it, and without a registered key its id
+    is new. So after ``patience`` seconds without an answer this grid checks whether the client is at another node, and
+    sends a question after the message: a node handles messages one at a time and in order, so if the question is
+    answered and the message is not, the message is lost. It is then sent again; a client may get a round's message
+    twice without harm (see ``client_app.state``). A node that Flower reports as gone has ``return-timeout`` seconds to
+    come back.
 
     Args:
         grid: Flower's.
-        federation: knows the clients, and the run config.
+        federation: has the clients and the run config.
         patience: seconds before the first question.
     """
 
@@ -64,24 +64,24 @@ class Delivery(Grid):
         self._open: dict[str, _Open] = {}
 
     def set_run(self, run: Any) -> None:
-        """Do as Flower's grid."""
+        """Delegate to Flower's grid."""
         self._grid.set_run(run)
 
     @property
     def run(self) -> Any:
-        """As Flower's grid."""
+        """The run of Flower's grid."""
         return self._grid.run
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Do as Flower's grid."""
+        """Delegate to Flower's grid."""
         return self._grid.create_message(*args, **kwargs)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Do as Flower's grid."""
+        """Delegate to Flower's grid."""
         return self._grid.get_node_ids()
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Do as Flower's grid: nothing is sent again."""
+        """Delegate to Flower's grid: nothing is sent again."""
         return self._grid.send_and_receive(messages, timeout=timeout)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -96,7 +96,7 @@ class Delivery(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the answers that are there; ids are those that ``push_messages`` returned."""
+        """Return the answers that have arrived; ids are those that ``push_messages`` returned."""
         replies = []
         for key in message_ids:
             item = self._open.get(key)
@@ -123,17 +123,17 @@ class Delivery(Grid):
         if item.gone is not None:
             reply, since = item.gone
             if client in self._federation.roster.present():
-                self._again(item, client.node_id, now)
+                self._resend(item, client.node_id, now)
             elif now - since >= self._federation.config.return_timeout:
                 return reply
             return None
         if client.node_id != item.node:
-            self._again(item, client.node_id, now)
+            self._resend(item, client.node_id, now)
             return None
         return self._probe(item, now)
 
     def _probe(self, item: _Open, now: float) -> Message | None:
-        """Ask behind the message; when the question is answered and the message is not, the message is lost."""
+        """Send a question after the message, or, if it is answered and the message is not, the message again."""
         if not item.probe:
             probe = question(item.node, "describe", {}, max(item.deadline - now, 1.0))
             item.probe = next(iter(self._grid.push_messages([probe]))) or ""
@@ -146,10 +146,10 @@ class Delivery(Grid):
             return None
         reply = next(iter(self._grid.pull_messages([item.message_id])), None)
         if reply is None:
-            self._again(item, item.node, now)
+            self._resend(item, item.node, now)
         return reply
 
-    def _again(self, item: _Open, node: int, now: float) -> None:
+    def _resend(self, item: _Open, node: int, now: float) -> None:
         old, left = item.message, item.deadline - now
         if left <= 0:
             return

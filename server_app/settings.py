@@ -36,7 +36,7 @@ def own_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if "." not in key or key.startswith(f"{values['method']}.")}
 
 
-# What a run may have otherwise when it is resumed: none of it changes what is computed.
+# Keys that may differ when a run is resumed: none of them changes what is computed.
 _FREE = (
     *("rounds", "evaluate-every", "min-clients", "min-replies", "round-timeout", "return-timeout"),
     *("checkpoint-every", "resume", "device", "data-dir", "download", "output-dir", "client-state"),

@@ -1,4 +1,4 @@
-"""What a run computes with, made from its config: checked by the server, and by ``floret`` before there is one."""
+"""Build a run's strategy and model from its config, and check them: on the server, and by ``floret`` before a run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,10 +30,10 @@ def build_strategy(
         input_shape: of one sample.
         num_classes: width of the model's last layer.
         roster, session: of the run.
-        initialised: give the model its initial weights; without them it serves to be checked.
+        initialised: give the model its initial weights; a check needs none.
 
     Raises:
-        ConfigError: the model cannot take such inputs or be cut so, or the method does not work with it.
+        ConfigError: the model cannot take such inputs or be split so, or the method does not work with it.
     """
     cut = config.head_layers or head_layers(config.model, input_shape, kind.head)
     generator = torch_generator(config.seed, "model") if initialised else None
@@ -43,11 +43,11 @@ def build_strategy(
 
 
 def check_setup(config: RunConfig, kind: type[FloretStrategy], parameters: Any, clients: int | None) -> None:
-    """Check all that can be told before the clients are asked: data, partition, model, method.
+    """Check everything that needs no clients: data, partition, model, method.
 
     Args:
         config, kind, parameters: as ``read_config`` returns them.
-        clients: how many a simulation on this machine has; None for real nodes, whose data only they know.
+        clients: how many a simulation on this machine has; None for real nodes, whose data are not here.
 
     Raises:
         ConfigError, DataError: one line that names the key or the file, and what would be right.

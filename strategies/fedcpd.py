@@ -9,7 +9,7 @@ from common.tensors import Specs
 from models import CBAM, CrossLayerFusion
 from strategies.core import FloretStrategy, Network, Setup
 
-# What the distillation blocks are called among a client's networks.
+# The name of the distillation blocks among a client's networks.
 BLOCKS = "distillation"
 
 

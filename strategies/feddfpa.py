@@ -37,7 +37,7 @@ class FedDFPA(FloretStrategy):
     parameters: FedDFPAParameters
 
     def check(self) -> None:
-        """Refuse to fuse a head of several layers: received rows of the last would meet own layers before it."""
+        """Refuse to fuse a head of several layers: the received last layer does not fit the own layers before it."""
         if self.parameters.fusion and self.setup.head_layers > 1:
             raise ConfigError(
                 f"head-layers = {self.setup.head_layers}: feddfpa fuses the rows of one layer; use 1, or "

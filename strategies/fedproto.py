@@ -19,7 +19,7 @@ class FedProto(FloretStrategy):
     """Down: the global prototypes that exist. Up: own classes' prototypes, ``prototype.<class>``, (features,) float32.
 
     Aggregate: ``P_c`` = plain mean over the sampled clients that have class c (equation 6 without the weights by
-    counts, which no published code has either: counts do not travel); a class that nobody sent stays as it was.
+    counts, which no published code has either: counts are not sent); a class that no client sent keeps its ``P_c``.
     """
 
     shares = "nothing"

@@ -36,10 +36,10 @@ class UAPDFLParameters:
 
 @dataclass(frozen=True)
 class PeerRequest:
-    """What a client asked for after it saw its peers' representations: indices into its queue of peers.
+    """A client's request after it received its peers' representations: indices into its queue of peers.
 
-    ``replace`` is the peer whose whole model is asked for, or -1; ``extractors`` and ``heads`` those whose extractor,
-    and whose head, are.
+    ``replace`` is the peer whose whole model is requested, or -1; ``extractors`` and ``heads`` are the peers whose
+    extractor, and whose head, are requested.
     """
 
     replace: int
@@ -51,7 +51,7 @@ class PeerRequest:
         """Return the request in a client's answer.
 
         Raises:
-            FloretError: it is none, or names a peer that is not in the queue of ``peers``.
+            FloretError: it is malformed, or names a peer that is not in the queue of ``peers``.
         """
         replace, extractors, heads = (answer.get(key) for key in ("replace", "extractors", "heads"))
         if not isinstance(extractors, list) or not isinstance(heads, list):
@@ -63,11 +63,11 @@ class PeerRequest:
 
 
 class UAPDFL(FloretStrategy):
-    """Keeps what each client published last and forwards what was asked for; it never averages.
+    """Keeps each client's last upload and forwards the requested tensors; it never averages.
 
     Up: the whole model; ``unit``, (classes,), and ``auxiliary``, (features,), float32. Down, for each peer ``i`` in the
-    client's queue: ``i.unit`` with the question what it wants; then ``i.auxiliary`` and the tensors that it asked for,
-    ``i.<name>``. All of them are from rounds before the present one, so that the order of clients does not matter.
+    client's queue: ``i.unit``, which the client answers with its request; then ``i.auxiliary`` and the requested
+    tensors, ``i.<name>``. All of them are from earlier rounds, so that the order of clients does not matter.
     """
 
     shares = "model"
@@ -95,7 +95,7 @@ class UAPDFL(FloretStrategy):
         return {}
 
     def prepare(self, server_round: int, clients: list[Client], grid: Grid) -> list[Client]:
-        """Draw each client's peers, and ask those that have any what they want of them (Algorithm 2, lines 5-8)."""
+        """Draw each client's peers, and get the request of each client that has any (Algorithm 2, lines 5-8)."""
         self._queues = {client.name: self._queue(client, server_round) for client in clients}
         self._requests = {name: PeerRequest(-1, (), ()) for name, peers in self._queues.items() if not peers}
         questions = {
@@ -111,7 +111,7 @@ class UAPDFL(FloretStrategy):
         return [client for client in clients if client.name in self._requests]
 
     def payload(self, client: Client, server_round: int) -> Mapping[str, Array]:
-        """Return just what the client asked for, and its peers' auxiliary representations."""
+        """Return the tensors that the client requested, and its peers' auxiliary representations."""
         request, peers = self._requests[client.name], self._queues[client.name]
         wanted = {}
         for i, peer in enumerate(peers):
@@ -124,12 +124,12 @@ class UAPDFL(FloretStrategy):
         return self.post.forward(wanted)
 
     def instructions(self, client: Client, server_round: int) -> dict[str, Any]:
-        """Return the peer that takes the client's place, if one does, and the peers' numbers of training samples."""
+        """Return the peer whose model replaces the client's, or -1, and the peers' numbers of training samples."""
         samples = [peer.train for peer in self._queues[client.name]]
         return {"replace": self._requests[client.name].replace, "samples": samples}
 
     def accumulate(self, client: Client, arrays: NamedArrays, samples: int) -> None:
-        """Do nothing: what a client publishes is in the post."""
+        """Do nothing: ``self.post`` has what a client publishes."""
 
     def aggregate(self) -> NamedArrays:
         """Return nothing: there is no global model."""

@@ -1,6 +1,6 @@
-"""``floret node`` with a fault: what its client answers is spoilt on the way out. Arguments as of ``floret node``.
+"""``floret node`` that corrupts its client's replies. Arguments as of ``floret node``.
 
-The environment says how: ``ROGUE`` is a list of faults, one for each train message in turn (the last one stays).
+The environment variable ``ROGUE`` is a list of faults, one for each train message in turn (the last one stays).
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What Floret needs of Flower beyond its public modules stands in two modules, with a reason each."""
+"""Only two modules use private names of Flower, each name with a reason."""
 
 import ast
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""``floret certificates``: what it makes is good for real TLS, for a real SuperLink and for real nodes."""
+"""``floret certificates``: its files work with real TLS, a real SuperLink and real nodes."""
 
 import ipaddress
 import json

@@ -1,4 +1,4 @@
-"""Images in class folders: which there are, what their labels mean, and what they become."""
+"""Images in class folders: which files are found, their labels and class names, and the decoded arrays."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""A path that the process may not look at, or that cannot be, is one line of DataError, never a traceback."""
+"""An inaccessible or impossible path is a one-line DataError, never a traceback."""
 
 import contextlib
 import os

@@ -1,6 +1,6 @@
 """Every code block of README and CONTRIBUTING works: code is that of the file it names or runs, commands are accepted.
 
-What a command does is tested elsewhere; that the documented words reach it is tested here. The README's first two
+What a command does is tested elsewhere; here that it accepts the documented arguments. The README's first two
 commands are what ``.ci/run`` does.
 """
 

@@ -1,4 +1,4 @@
-"""Messages of a simulation through Flower's own state: all answered, in order, few on their way at a time."""
+"""Messages of a simulation through Flower's own state: all answered, in order, few in flight at a time."""
 
 import itertools
 import threading

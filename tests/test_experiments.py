@@ -1,4 +1,4 @@
-"""Experiment files: the papers' tables as they are printed, the runs that they ask for, what is said of the results."""
+"""Experiment files: the papers' tables as they are printed, the runs that they need, the tables of results."""
 
 import fcntl
 import json

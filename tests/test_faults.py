@@ -1,4 +1,4 @@
-"""Spoilt files and answers, a full disk, doubles, on real processes: the run ends, and nothing personal is lost."""
+"""Corrupt files and replies, a full disk, duplicate nodes: real processes end the run and lose no personal model."""
 
 import json
 import resource

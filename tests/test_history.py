@@ -1,4 +1,4 @@
-"""The typed history: it is written as it was read, and one rule says in which rounds all clients were measured."""
+"""The typed history: it is written as it was read, and one rule defines the rounds that measured all clients."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Real processes killed or stopped in the middle of a run: the run ends, and nothing personal is lost."""
+"""Real processes killed or stopped in the middle of a run: the run ends, and no personal model is lost."""
 
 import os
 import signal

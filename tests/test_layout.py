@@ -1,4 +1,4 @@
-"""The layout of the repository: the map in CONTRIBUTING.md is whole, and imports go the way that it says."""
+"""The layout of the repository: the table in CONTRIBUTING.md is complete, and imports follow its rules."""
 
 import ast
 import importlib

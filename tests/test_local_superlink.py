@@ -1,4 +1,4 @@
-"""A local SuperLink of another environment is noticed before it gets a run."""
+"""A local SuperLink of another environment is refused before a run is sent to it."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What each method minimises, put together by hand, on clients in the middle of a run."""
+"""Each method's loss against the same loss computed by hand, on clients in the middle of a run."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Methods as the real ServerApp and ClientApp run them: what travels, what stays, what equals what."""
+"""Methods in the real ServerApp and ClientApp: what is sent, what stays private, which of them coincide."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Models: where they split, what their tensors are called, what is shared of them, how they start."""
+"""Models: where they split, the names of their tensors, what is shared, their initial weights."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Real nodes: what they take part with, what they say when something is wrong, and what leaves them."""
+"""Real nodes: their data and options, their error messages, and what they send."""
 
 import contextlib
 import http.server

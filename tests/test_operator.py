@@ -1,4 +1,4 @@
-"""What an operator does to nodes: runs are stopped, nodes unregistered, and started in any folder."""
+"""An operator stops runs, unregisters nodes, and starts them in any folder."""
 
 import json
 import re

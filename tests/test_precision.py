@@ -1,4 +1,4 @@
-"""The key ``precision``: where bfloat16 is computed in, and where it is not."""
+"""The key ``precision``: which computations are in bfloat16, and which are not."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The report of a run, read back: its numbers are those of the run's files, and it stands alone."""
+"""The report of a run, read back: its numbers are those of the run's files, and it loads no other file."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A run that goes on after its server was killed: the numbers are as if nothing had happened, or a line says why."""
+"""A run resumed after its server was killed: the numbers of an uninterrupted run, or one line with the reason."""
 
 import json
 import shutil

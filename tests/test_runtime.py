@@ -1,4 +1,4 @@
-"""Where a client computes: what it was given, and a line when the config asks for more."""
+"""A client's CPUs, threads and device, and the error if the config needs more."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""``floret predict`` and ``floret export``: a personal model in use is the one that was measured in its federation."""
+"""``floret predict`` and ``floret export``: the personal model is the one that was evaluated in its federation."""
 
 import csv
 import io

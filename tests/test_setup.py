@@ -1,4 +1,4 @@
-"""What can be told of a run before it begins: the server and ``floret run`` say it in the same line."""
+"""Checks before a run begins: the server and ``floret run`` report an error in the same line."""
 
 from pathlib import Path
 from typing import Any

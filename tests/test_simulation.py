@@ -1,4 +1,4 @@
-"""The main job as a user runs it: ``flwr run`` through a real SuperLink, Ray and its actors."""
+"""Simulation as a user runs it: ``flwr run`` through a real SuperLink, Ray and its actors."""
 
 import json
 import os

@@ -1,6 +1,6 @@
-"""Methods of other kinds than those that are here, each in two small files: what the base must offer to them.
+"""Sketches of methods of other kinds than those in ``strategies/``, each in two small files: the base supports them.
 
-Their files are below ``tests/sketches``; the packages look for methods there, too, while a test runs.
+Their files are below ``tests/sketches``, where methods are found, too, while a test runs.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a client keeps: versions, and which of them a message goes on from, whatever happened in between."""
+"""A client's state: its versions, and which of them a message starts from after any interruption."""
 
 import os
 import resource

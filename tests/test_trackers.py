@@ -1,4 +1,4 @@
-"""What TensorBoard and MLflow have of a run, read back with their own readers."""
+"""A run's records in TensorBoard and MLflow, read back with their own readers."""
 
 import importlib.util
 import os

@@ -4,4 +4,4 @@ from client_app.client import FloretClient
 
 
 class FedAvg(FloretClient):
-    """Receives and sends the whole model; what it trained last is its personal model."""
+    """Receives and sends the whole model; the last one that it trained is its personal model."""

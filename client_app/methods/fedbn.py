@@ -1,4 +1,4 @@
-"""FedBN (Li et al. 2021), client half: batch normalisation stays at home."""
+"""FedBN (Li et al. 2021), client half: batch normalisation stays private."""
 
 from client_app.client import FloretClient
 

@@ -19,7 +19,7 @@ def contrast_loss(features: Tensor, labels: Tensor, prototypes: Tensor, known: T
     FedCPD section 3.4, the global prototype contrastive loss; classes without a prototype are no negatives, and a
     sample whose class has none adds nothing, but counts in the mean. Arguments as in ``alignment_loss``.
     """
-    # As F.cosine_similarity has it, but without (batch, classes, d) numbers in between.
+    # Equal to F.cosine_similarity, but without an intermediate tensor (batch, classes, d).
     own, others = (F.normalize(vectors, dim=1, eps=1e-8) for vectors in (features, prototypes))
     with torch.autocast(features.device.type, enabled=False):
         similarity = own @ others.T / tau
@@ -44,7 +44,7 @@ class FedCPD(FloretClient):
     parameters: FedCPDParameters
 
     def receive(self) -> None:
-        """Put the teacher aside before the received extractor takes its place."""
+        """Keep the teacher before the received extractor replaces it."""
         self._teacher = self.historical_extractor()
         super().receive()
 
@@ -65,7 +65,7 @@ class FedCPD(FloretClient):
     def loss(self, batch: Batch) -> Tensor:
         """Return ``CE + alpha * align + beta * contrast + gamma * distillation`` (Algorithm 1, line 12).
 
-        The head's turn takes cross entropy alone: the other terms do not depend on the head.
+        The head is trained with cross entropy alone: the other terms do not depend on it.
         """
         output, maps = self.stages(batch)
         features = output.flatten(1)

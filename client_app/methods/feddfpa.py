@@ -58,14 +58,14 @@ class FedDFPA(FloretClient):
             self._fuse()
 
     def train(self) -> float:
-        """Take the prototypes of the fused model (line 13), then train the whole model."""
+        """Compute the prototypes of the fused model (line 13), then train the whole model."""
         self._global = self.known_prototypes(self.received)
         self._historical = self.known_prototypes(self.memory)
         self.memory = self.local_prototypes()
         return super().train()
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return cross entropy plus the alignments that are on; without a prototype a class has no alignment."""
+        """Return cross entropy plus the alignments that are on; classes without a prototype are not aligned."""
         output, _ = self.stages(batch)
         features = output.flatten(1)
         loss = F.cross_entropy(self.model.head(output), batch.y)
@@ -77,7 +77,7 @@ class FedDFPA(FloretClient):
         return loss
 
     def upload(self) -> dict[str, Tensor]:
-        """Return the trained head and the prototypes taken before training (line 17)."""
+        """Return the trained head and the prototypes computed before training (line 17)."""
         return super().upload() | self.memory
 
     def _fuse(self) -> None:

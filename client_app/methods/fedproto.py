@@ -14,17 +14,17 @@ from strategies.fedproto import FedProtoParameters
 class FedProto(FloretClient):
     """Keeps its whole model; receives and sends ``prototype.<class>``, each (features,) float32.
 
-    It predicts the class of the nearest global prototype (equation 9), or what the head says: ``inference``.
+    It predicts the class of the nearest global prototype (equation 9), or with the head: ``inference``.
     """
 
     parameters: FedProtoParameters
 
     def receive(self) -> None:
-        """Remember the global prototypes; they are part of the personal model."""
+        """Store the global prototypes; they are part of the personal model."""
         self.memory.update(self.received)
 
     def train(self) -> float:
-        """Train with the prototypes as they arrived."""
+        """Train with the global prototypes, which stay fixed."""
         self._prototypes, self._known = self.known_prototypes(self.memory)
         return super().train()
 
@@ -40,7 +40,7 @@ class FedProto(FloretClient):
         return self.local_prototypes()
 
     def serving(self) -> nn.Module:
-        """Return the nearest global prototype's class, or the head's answer while there are no prototypes."""
+        """Return the model that predicts by the nearest prototype, or by the head while there are no prototypes."""
         prototypes, known = self.known_prototypes(self.memory)
         if self.parameters.inference == "head" or not known.any():
             return super().serving()
@@ -48,12 +48,12 @@ class FedProto(FloretClient):
 
 
 class NearestPrototype(nn.Module):
-    """Scores a class by how near its prototype is: minus the distance; a class without a prototype is never nearest.
+    """Scores a class by the negative distance of the features to its prototype; without a prototype by ``-inf``.
 
     Args:
-        model: whose extractor makes the features.
+        model: its extractor computes the features.
         prototypes: (classes, features).
-        known: (classes,), which of them there are.
+        known: (classes,), true where a prototype exists.
     """
 
     prototypes: Tensor

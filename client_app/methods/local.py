@@ -1,4 +1,4 @@
-"""Local: trains alone; nothing arrives and nothing leaves."""
+"""Local, client half: trains alone; nothing is received or sent."""
 
 from client_app.client import FloretClient
 

@@ -20,7 +20,7 @@ def distillation_loss(own: Tensor, received: Tensor, reduction: str) -> Tensor:
 
 
 def attention_map(feature_map: Tensor) -> Tensor:
-    """Return where a stage looks: the sum over channels of squares, flattened and scaled to norm 1, (batch, pixels).
+    """Return a stage's attention: the sum over channels of squares, flattened and scaled to norm 1, (batch, pixels).
 
     Zagoruyko and Komodakis 2017, section 3.1, the map ``F_sum^2``.
     """
@@ -47,7 +47,7 @@ class PFAKD(FloretClient):
     parameters: PFAKDParameters
 
     def train(self) -> float:
-        """Train against what the received extractor, frozen, gives for each sample; it is asked once a round."""
+        """Train against the outputs of the received, frozen extractor, which are computed once a round."""
         if self.parameters.beta:
             self._features = self.training_features(self.model.extractor)
         if self.parameters.attention_transfer:

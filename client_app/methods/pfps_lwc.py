@@ -35,7 +35,7 @@ class PFPSLWC(FloretClient):
     parameters: PFPSLWCParameters
 
     def receive(self) -> None:
-        """Put the historical extractor aside before the received one takes its place."""
+        """Keep the historical extractor before the received one replaces it."""
         self._historical = self.historical_extractor()
         super().receive()
 

@@ -14,7 +14,7 @@ UNIT, AUXILIARY = "unit", "auxiliary"
 
 
 def divergence(p: Tensor, q: Tensor, kind: str) -> Tensor:
-    """Return how far two distributions over classes, (classes,), are apart, in nats.
+    """Return the divergence of two distributions over classes, (classes,), in nats.
 
     ``"symmetric-kl"``: ``(KL(p||q) + KL(q||p)) / 2``, UA-PDFL equation 6 as printed. ``"jensen-shannon"``:
     ``(KL(p||m) + KL(q||m)) / 2`` with ``m = (p + q) / 2``, the divergence that its text names.
@@ -42,14 +42,14 @@ def weighted_mean(tensors: list[Tensor], samples: list[int]) -> Tensor:
 class UAPDFL(FloretClient):
     """Keeps its whole model; publishes it with its unit and auxiliary representation after every training.
 
-    Receives ``i.unit`` of each peer ``i`` with the question what it wants (``plan``), then ``i.auxiliary`` and the
-    tensors that it asked for, ``i.<name>``.
+    Receives ``i.unit`` of each peer ``i`` and answers with its request (``plan``), then receives ``i.auxiliary`` and
+    the requested tensors, ``i.<name>``.
     """
 
     parameters: UAPDFLParameters
 
     def plan(self) -> dict[str, Any]:
-        """Say what is wanted of the peers (Algorithm 2, lines 9-19).
+        """Return the request to the peers (Algorithm 2, lines 9-19).
 
         Returns:
             ``replace``: the peer whose model takes the place of the own one, or -1; else ``extractors`` and ``heads``:
@@ -57,17 +57,17 @@ class UAPDFL(FloretClient):
         """
         own, _ = self.representations()
         peers, th = self.peers(), self.parameters.th
-        apart = [float(divergence(own, peers[i][UNIT], self.parameters.divergence)) for i in range(len(peers))]
-        if self.parameters.client_dropout and all(value <= th for value in apart):
+        values = [float(divergence(own, peers[i][UNIT], self.parameters.divergence)) for i in range(len(peers))]
+        if self.parameters.client_dropout and all(value <= th for value in values):
             generator = numpy_generator(self.config.seed, "dropout", self.setting.name, self.message["round"])
-            return {"replace": int(generator.integers(len(apart))), "extractors": [], "heads": []}
+            return {"replace": int(generator.integers(len(values))), "extractors": [], "heads": []}
         if not self.parameters.layer_personalization:
             return {"replace": -1, "extractors": [], "heads": []}
-        near = [i for i, value in enumerate(apart) if value < th]
-        return {"replace": -1, "extractors": list(range(len(apart))), "heads": near}
+        near = [i for i, value in enumerate(values) if value < th]
+        return {"replace": -1, "extractors": list(range(len(values))), "heads": near}
 
     def receive(self) -> None:
-        """Take one peer's model, or average extractors and heads with those that came."""
+        """Take one peer's model, or average extractors and heads with the received ones."""
         peers = self.peers()
         auxiliaries = [tensors[AUXILIARY] for tensors in peers.values() if AUXILIARY in tensors]
         _, own = self.representations()

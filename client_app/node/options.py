@@ -1,4 +1,4 @@
-"""What a node is started with."""
+"""The options of a node."""
 
 import fcntl
 import ssl
@@ -19,7 +19,7 @@ class NodeOptions:
         insecure: no TLS.
         root_certificates: the CA that signed the SuperLink's certificate; None for those of the system.
         key: the node's private key, None without node authentication.
-        client_name: the name that the server knows this client by, whatever node it is at.
+        client_name: the client's name at the server, which stays when it moves to another node.
         data_dir: the client's own data, or where the run's dataset is.
         partition: (i, n), if the client has partition i of n of the run's dataset.
         state_dir: where personal models are kept.
@@ -42,7 +42,7 @@ class NodeOptions:
     health_address: str | None
 
     def __post_init__(self) -> None:
-        """Check what files and names tell.
+        """Check values, files and names.
 
         Raises:
             FloretError: one line that names the option.
@@ -80,10 +80,10 @@ class NodeOptions:
         return config
 
     def claim(self) -> IO[str]:
-        """Keep other nodes from this client's states for as long as the returned file is open.
+        """Lock this client's states against other nodes until the returned file is closed.
 
         Raises:
-            FloretError: another node has them, or ``state_dir`` cannot be written.
+            FloretError: another node holds the lock, or ``state_dir`` cannot be written.
         """
         try:
             self.state_dir.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ class NodeOptions:
 
 
 def trusted(root_certificates: Path | None) -> ssl.SSLContext:
-    """Return a context that accepts what was signed by this CA, or without one by those of the system.
+    """Return a TLS context that trusts this CA, or without one those of the system.
 
     Raises:
         FloretError: the file cannot be read, or has no certificate.

@@ -1,4 +1,4 @@
-"""What is wrong with the way to the SuperLink, found out before Flower is started, whose errors do not say it."""
+"""Check the connection to the SuperLink before Flower starts, whose own errors do not name the cause."""
 
 import socket
 import ssl
@@ -12,11 +12,11 @@ _TLS_ALERT = 0x15
 
 
 class UnreachableError(FloretError):
-    """Nobody answers at the address; that may change without anybody changing this node."""
+    """No SuperLink answers at the address, or not yet; a later attempt may succeed."""
 
 
 def check_connection(options: NodeOptions) -> None:
-    """Connect to the SuperLink as the SuperNode will, and hang up.
+    """Connect to the SuperLink as the SuperNode will, and disconnect.
 
     Raises:
         UnreachableError: there is no connection.

@@ -22,8 +22,8 @@ from common.errors import FloretError
 
 log = logging.getLogger("flwr")
 
-# Seconds: between attempts to reach the SuperLink, for the import of PyTorch on a slow device, for the SuperNode to
-# start, and for it to say goodbye.
+# Seconds: between attempts to reach the SuperLink (first, most), for the import of PyTorch on a slow device, for the
+# SuperNode to start, and for it to stop.
 _AGAIN = (1.0, 10.0)
 _IMPORT, _START, _STOP = 300.0, 60.0, 15.0
 
@@ -41,7 +41,8 @@ class Node:
         """Join the federation and stay in it until SIGTERM or SIGINT.
 
         Raises:
-            FloretError: data, device, key or certificate cannot be used, or nobody answered for ``max_wait`` seconds.
+            FloretError: data, device, key or certificate cannot be used, or there was no SuperLink for ``max_wait``
+                seconds.
         """
         for kind in (signal.SIGTERM, signal.SIGINT):
             signal.signal(kind, self._on_signal)
@@ -69,7 +70,7 @@ class Node:
         return not self._stop.is_set() and self._supernode is not None and self._supernode.poll() is None
 
     def _check(self) -> None:
-        """Import PyTorch into the warm process, and let it look at data and device.
+        """Import PyTorch into the warm process, and let it check data and device.
 
         Raises:
             FloretError: the data or the device cannot be used.
@@ -90,8 +91,8 @@ class Node:
         """Start the SuperNode and serve its tasks until it ends, or until this node is to stop.
 
         Raises:
-            UnreachableError: the SuperLink still has a node with this key.
-            FloretError: it turned the node away.
+            UnreachableError: the SuperLink still counts a node with this key as connected.
+            FloretError: it refused the node.
         """
         port = _free_port()
         with self._started(port) as supernode:
@@ -100,8 +101,8 @@ class Node:
                 try:
                     serve(address, self._warm, self._going)
                 except GoneError:
-                    # The SuperNode goes away with its tasks; how, it says by its exit code below. One that was
-                    # unregistered while it ran hangs instead, and is stopped.
+                    # The SuperNode ends, and its exit code, read below, gives the reason. One that was unregistered
+                    # while it ran hangs instead, and is stopped.
                     with suppress(subprocess.TimeoutExpired):
                         supernode.wait(_STOP)
         if self._stop.is_set():
@@ -128,7 +129,7 @@ class Node:
             [sys.executable, "-m", "client_app.node.supernode", *supernode_arguments(self.options, port)],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
-            # A group of its own: Ctrl-C reaches this process, which then stops it in good order.
+            # A session of its own: Ctrl-C reaches this process alone, which then stops the SuperNode.
             start_new_session=True,
         )
         self._supernode = supernode
@@ -144,7 +145,7 @@ class Node:
                     supernode.wait()
 
     def _wait_for(self, port: int) -> bool:
-        """Return whether the SuperNode's own server came up."""
+        """Return whether the SuperNode's own server accepted a connection in time."""
         deadline = time.monotonic() + _START
         while self._going() and time.monotonic() < deadline:
             with socket.socket() as probe:
@@ -156,9 +157,9 @@ class Node:
 
 
 def _import_from_here_only() -> None:
-    """Let the processes that this one starts import what it does, whatever is in the working directory.
+    """Let child processes import the same modules as this one, whatever is in the working directory.
 
-    They would look there first, and a folder called ``data`` or a file ``torch.py`` is easily met.
+    It would be first on their path, and may well have a folder ``data`` or a file ``torch.py``.
     """
     os.environ["PYTHONSAFEPATH"] = "1"
     tree = str(Path(__file__).resolve().parents[2])

@@ -17,9 +17,9 @@ from common.flower import pack_context, pack_message, unpack_message
 
 log = logging.getLogger("flwr")
 
-# Seconds between looks for a message: when one was just there, after a while, and how fast that grows.
+# Seconds between polls for a message: just after one, at most, and the factor from one poll to the next.
 _FIRST, _IDLE, _GROWTH = 0.02, 0.5, 1.3
-# The folders whose code the two sides must share for a message to mean the same on both.
+# The folders whose code must be the same on the server and on the node.
 _SHARED = ("client_app/", "common/", "data/", "models/", "strategies/")
 _HOME = Path(__file__).resolve().parents[2]
 
@@ -61,10 +61,10 @@ def _handle(tasks: Tasks, token: str, warm: Warm, go: Callable[[], bool]) -> Non
 
 
 def _answer(message: Message, context: Context, warm: Warm, go: Callable[[], bool]) -> Message:
-    """Return the ClientApp's reply; if the process that worked on it was killed, a second one starts anew.
+    """Return the ClientApp's reply; if the process that worked on it was killed, a second one repeats the work.
 
-    That loses nothing: what the first one did counts only once it is in the client's state, and a message that finds
-    its own outcome there starts from the state before it.
+    This is safe: work has no effect until it is in the client's state, and if the state has the outcome of a message,
+    that message starts from the state before it.
 
     Raises:
         LostError: there is no reply; the message says why.

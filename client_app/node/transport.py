@@ -1,9 +1,8 @@
-"""How a node talks to Flower: to the SuperLink, through a SuperNode that it starts, and to that SuperNode's own API.
+"""A node's connections to Flower: to the SuperLink through a SuperNode that it starts, and to that SuperNode's API.
 
-The only module of the node that knows gRPC and private names of Flower, each with its reason: they have no public
+The only module of the node that uses gRPC and private names of Flower, each with its reason: they have no public
 counterpart, because they were made for Flower's own executor, which takes a new process for each message. From Flower
-1.35 on the API between the node's processes is HTTP, from 1.40 on the SuperLink's, too: then this module alone is
-exchanged.
+1.35 on the API between the node's processes is HTTP, from 1.40 on the SuperLink's, too: then only this module changes.
 """
 
 import hashlib
@@ -24,13 +23,13 @@ from typing import Self
 import grpc
 from flwr.app import Error, Message
 
-# What the error of a message says and how a task ended, in Flower's codes and words.
+# Flower's codes for the error of a message and for the end of a task.
 from flwr.common.constant import ErrorCode, SubStatus
 
 # Channels with Flower's limits on the size of messages.
 from flwr.common.grpc import create_channel
 
-# The questions of the API that a SuperNode gives to executors.
+# Requests of the API that a SuperNode has for executors.
 from flwr.proto.appio_pb2 import ClaimTaskRequest, PullPendingTasksRequest
 
 # The API itself.
@@ -39,13 +38,13 @@ from flwr.proto.clientappio_pb2_grpc import ClientAppIoStub
 # A task without heartbeat is given up by the SuperNode.
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_grpc
 
-# How it says that the run of a reply is over.
+# The SuperNode's error for a reply whose run is over.
 from flwr.supercore.inflatable.inflatable_utils import ObjectIdNotPreregisteredError
 
-# What the SuperNode wants to see with every call: the task's token, and a version that goes with its own.
+# The SuperNode requires with every call the task's token and a version that is compatible with its own.
 from flwr.supercore.interceptors import AppIoTokenClientInterceptor, RuntimeVersionClientInterceptor
 
-# A message travels in parts, some of which the other side has already: Flower's executor puts them together and apart.
+# Messages are sent in parts, some of which the other side already has: Flower's executor splits and joins them.
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from client_app.node.options import NodeOptions
@@ -53,13 +52,13 @@ from common.errors import FloretError
 
 log = logging.getLogger("flwr")
 
-# What a client says first where there is no TLS, HTTP/2 and an empty SETTINGS frame, and what it offers within TLS.
+# The first bytes from a client without TLS, HTTP/2's preface and an empty SETTINGS frame; its protocol within TLS.
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 ALPN = "h2"
-# Exit codes of the SuperNode's process: the SuperLink does not take this key; it has a node with this key as connected;
-# it runs a version of Flower that does not go with this one. Flower's own ends with 1 whatever its reason is.
+# Exit codes of the SuperNode's process: the SuperLink does not accept this key; it counts a node with this key as
+# connected; its version of Flower is not compatible. Flower's own SuperNode exits with 1 for any reason.
 TURNED_AWAY, STILL_THERE, WRONG_VERSION = 71, 72, 73
-# Seconds that Flower's SuperNode sleeps when no message waits, that ours does at first, and how fast that grows.
+# Seconds that Flower's SuperNode sleeps when no message waits, that ours does at first, and the factor of growth.
 IDLE, FIRST, GROWTH = 3.0, 0.2, 1.1
 _SETTINGS = 0x04
 
@@ -78,7 +77,7 @@ class GoneError(FloretError):
 
 @dataclass(frozen=True)
 class Bundle:
-    """The app of a run as the SuperLink sent it; ``name`` has its version, ``key`` tells it from others."""
+    """The app of a run as the SuperLink sent it; ``name`` includes the version, ``key`` identifies the content."""
 
     name: str
     content: bytes
@@ -98,7 +97,7 @@ class Tasks:
         self._stub = ClientAppIoStub(self._channel)
 
     def claim(self) -> str:
-        """Take the first message that waits, if there is one, and return what ``task`` wants; else an empty text.
+        """Claim the first waiting message and return its token for ``task``; without one an empty text.
 
         Raises:
             GoneError: the SuperNode is gone.
@@ -110,7 +109,7 @@ class Tasks:
 
     @contextmanager
     def task(self, token: str) -> "Iterator[Task]":
-        """Give the message that was claimed; while it is worked on, the SuperNode is told so.
+        """Yield the claimed message, and send the SuperNode heartbeats until the context ends.
 
         Raises:
             GoneError: the SuperNode is gone.
@@ -141,7 +140,7 @@ class Task:
 
     Attributes:
         message, context: what the ClientApp is called with.
-        run_id: the run that it is of.
+        run_id: its run.
         bundle: the run's app.
     """
 
@@ -154,7 +153,7 @@ class Task:
         self.bundle = Bundle(f"{run.fab_id} {run.fab_version}", fab.content, key)
 
     def answer(self, reply: Message) -> bool:
-        """Send the ClientApp's reply; return whether it was taken: not if the run was stopped meanwhile.
+        """Send the ClientApp's reply; return whether it was accepted: not if the run was stopped meanwhile.
 
         Raises:
             GoneError: the SuperNode is gone.
@@ -162,7 +161,7 @@ class Task:
         return self._push(reply, SubStatus.COMPLETED)
 
     def fail(self, reason: str) -> bool:
-        """Send, as ``answer``, that there is no reply and why."""
+        """Send an error with ``reason`` in place of a reply; returns and raises as ``answer``."""
         return self._push(Message(Error(ErrorCode.CLIENT_APP_CRASHED, reason), reply_to=self.message), SubStatus.FAILED)
 
     def _push(self, reply: Message, status: str) -> bool:
@@ -171,7 +170,7 @@ class Task:
                 push_message(self._stub, reply, self.context)
                 taken = True
             except ObjectIdNotPreregisteredError:
-                # The SuperNode drops such a reply while it is still being handed over.
+                # The run was stopped: the SuperNode drops the reply while it is being sent.
                 taken = False
             push_task_output(self._stub, self.context, status, "")
         return taken
@@ -214,17 +213,16 @@ def supernode_arguments(options: NodeOptions, port: int) -> list[str]:
 
 
 class Pace:
-    """Sleeps in the place of ``time.sleep``.
+    """The SuperNode's replacement for ``time.sleep``.
 
-    ``IDLE`` seconds are what the SuperNode asks for when no message waits; anything shorter is a wait for the
-    ClientApp's answer to a message.
+    The SuperNode sleeps ``IDLE`` seconds when no message waits; a shorter sleep is a wait for the ClientApp's reply.
     """
 
     def __init__(self) -> None:
         self._idle = FIRST
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for as long as makes sense now."""
+        """Sleep at most 0.05 s while a reply is awaited, else from ``FIRST`` up to ``IDLE`` seconds."""
         if seconds < IDLE:
             self._idle = FIRST
             time.sleep(min(seconds, 0.05))
@@ -234,7 +232,7 @@ class Pace:
 
 
 class Reason(logging.Handler):
-    """Learns from what Flower logs why the SuperLink did not accept this node.
+    """Finds in Flower's log why the SuperLink did not accept this node.
 
     Attributes:
         code: one of the exit codes above, or None.
@@ -245,8 +243,8 @@ class Reason(logging.Handler):
         self.code: int | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take down what is logged."""
-        # The number of its one error that has nothing else to be told by.
+        """Set ``code`` if the record gives a reason."""
+        # The number of the one error that Flower logs as text alone.
         from flwr.common.exit import ExitCode
 
         error = record.msg
@@ -258,23 +256,22 @@ class Reason(logging.Handler):
 
 
 def _end_with(parent: int) -> None:
-    """Stop this process in good order when ``parent`` is no longer its parent, because it was killed."""
+    """Send this process SIGTERM when ``parent`` is no longer its parent, because it was killed."""
     while os.getppid() == parent:
         time.sleep(0.2)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def run_supernode() -> None:
-    """Be Flower's SuperNode, with the arguments of ``flower-supernode``, that ends with its parent.
+    """Run Flower's SuperNode, with the arguments of ``flower-supernode``, until it or the parent process ends.
 
-    Stock, it sleeps 3 s whenever no message waits. Here it asks again after 0.2 s, and less and less often the longer
-    nothing comes, down to the 3 s: rounds that follow each other closely do so without a pause, and a node that waits
-    for hours asks no more often than a stock one.
+    Flower's own sleeps 3 s whenever no message waits. This one polls after 0.2 s, then ever less often, down to every
+    3 s: there is no pause between rounds, and an idle node polls no more often than a stock one.
     """
-    # Its loop sleeps through the module ``time`` and takes no pace from outside.
+    # Its loop calls ``time.sleep`` and has no parameter for the interval.
     from flwr.supernode import start_client_internal
 
-    # The command as a function: our process must be the one that runs it, to change the above.
+    # The command as a function: it must run in this process, where its ``time`` is replaced.
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
@@ -295,5 +292,5 @@ def run_supernode() -> None:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    # At once: now and then an interpreter that ends in the usual way hangs in the threads of gRPC's server.
+    # Not sys.exit: an interpreter that shuts down sometimes hangs in the threads of gRPC's server.
     os._exit((reason.code or code) if code else 0)

@@ -1,6 +1,6 @@
-"""What runs in the warm process and its forks: the installed ClientApp, with one message each.
+"""Functions that run in forks of the warm process: each fork runs the installed ClientApp with one message.
 
-This module is imported where PyTorch is; the supervisor only names its functions.
+This module imports PyTorch; the supervisor does not import it and names its functions as text.
 """
 
 import os
@@ -26,8 +26,8 @@ def run(name: str, connection: Connection, *arguments: str) -> None:
 def answer(connection: Connection) -> None:
     """Take a message and its context from ``connection``, packed, and send back the ClientApp's reply.
 
-    The process ends at once when nobody is at the other end any more: a node that was killed must not leave a process
-    behind that trains on and keeps the client's state from the node that comes after it.
+    The process ends at once when the other end is closed: a killed node must not leave a process behind that goes on
+    training and writes the state of a client that has a new node.
     """
     message_id = connection.recv_bytes().decode()
     message = unpack_message(connection.recv_bytes(), message_id)

@@ -1,4 +1,4 @@
-"""Messages out, replies in: one at a time, in the order of the messages, as they arrive."""
+"""Send messages and yield the replies one at a time, in the order of the messages."""
 
 import time
 from collections import deque
@@ -10,13 +10,13 @@ from flwr.serverapp import Grid
 
 from common.flower import in_simulation, is_simulated
 
-# Messages on their way at a time in simulation: at least, and for each CPU. Flower's engine looks through all of them
-# for each one that it hands out, so few are better; but it looks every 0.1 s only, so they must last that long.
+# Messages in flight at a time in simulation: at least, and for each CPU. Flower's engine scans all of them for each one
+# that it hands out, so few are better; but it does so only every 0.1 s, so they must last that long.
 _LEAST, _FOR_A_CPU = 64, 4
 
 
 def in_flight() -> int:
-    """Return how many messages are on their way at a time in a simulation, enough for all machines of its Ray."""
+    """Return how many messages are in flight at a time in a simulation, by the CPUs of its whole Ray cluster."""
     if not in_simulation():
         return _LEAST
     import ray
@@ -27,14 +27,14 @@ def in_flight() -> int:
 def send_and_receive(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterator[Message]:
     """Send ``messages`` and yield each reply, in the order of the messages, so that folding them is deterministic.
 
-    Only the next reply is fetched; later ones that are there already wait where they are and take no memory here. In
-    simulation a message is sent when one of those before it is answered, so that only some are on their way. An error
-    that Flower reports for a message, such as a node that went away, comes as a reply of the node.
+    Only the next reply is fetched; later ones that have arrived stay with Flower until their turn. In simulation a
+    message is sent when an earlier one is answered, so that few are in flight. An error that Flower reports for a
+    message, such as a node that disconnected, is yielded as a reply of the node.
 
     Args:
         grid: Flower's grid.
-        messages: what is sent; taken when there is room on the way, on real nodes all at once.
-        timeout: seconds from now after which no reply is waited for; those that are there by then are still yielded.
+        messages: sent as earlier ones are answered, to real nodes all at once.
+        timeout: seconds to wait for replies; those that have arrived by then are still yielded.
     """
     simulated = is_simulated(grid)
     pause, ahead = (0.01, in_flight()) if simulated else (0.1, None)
@@ -46,11 +46,11 @@ def send_and_receive(grid: Grid, messages: Iterable[Message], timeout: float) ->
         while message_id:
             late = time.monotonic() >= deadline
             reply = next(iter(grid.pull_messages([message_id])), None)
-            there = reply is not None
+            arrived = reply is not None
             if reply is not None:
                 yield Message(reply.error, reply_to=message) if reply.has_error() else reply
             del reply
-            if there or late:
+            if arrived or late:
                 break
             time.sleep(pause)
         if time.monotonic() < deadline:

@@ -10,7 +10,7 @@ from common.names import natural_key
 @dataclass(frozen=True)
 class Client:
     """A client as it described itself: its name, the node it is reached at, its numbers of samples; ``identity`` is the
-    random text that stays with its state.
+    random text stored with its state.
     """
 
     name: str
@@ -27,8 +27,8 @@ class Roster:
     def __init__(self) -> None:
         self._clients: dict[str, Client] = {}
         self._names: dict[int, str] = {}
-        self._online: set[int] | None = None  # None: nobody has looked yet
-        self._ordered: list[Client] = []  # sorting takes long, so what it gave is kept until a client comes
+        self._online: set[int] | None = None  # None: before the first ``see``
+        self._ordered: list[Client] = []  # cached, because sorting is slow; emptied by ``_put``
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -49,11 +49,11 @@ class Roster:
         self._online = set(nodes)
 
     def present(self) -> list[Client]:
-        """Return the clients whose nodes are connected, in order; all of them as long as nobody has looked."""
+        """Return the clients whose nodes are connected, in order; before the first ``see`` all of them."""
         return [client for client in self if self._online is None or client.node_id in self._online]
 
     def add(self, client: Client) -> None:
-        """Add a client, or note the node at which a known one is now.
+        """Add a client, or update the node of a known one.
 
         Raises:
             FloretError: another node that is connected has this name.
@@ -66,7 +66,7 @@ class Roster:
         self._names[client.node_id] = client.name
 
     def restore(self, client: Client) -> None:
-        """Add a client of an earlier run; where it is now is not known."""
+        """Add a client of an earlier run; its present node is not known."""
         self._put(replace(client, node_id=0))
 
     def at(self, node_id: int) -> Client:

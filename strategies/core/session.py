@@ -1,4 +1,4 @@
-"""What every message of a run says of the run as a whole."""
+"""Data on the run as a whole that every message carries."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ class Session:
 
     Attributes:
         lineage: names the run and all runs that resume it.
-        directory: where the clients of a simulation keep their states; empty for real nodes, which go by their own
+        directory: where the clients of a simulation keep their states; empty for real nodes, which use their own
             config.
         checkpointed: the last round that the server can go back to.
-        resumed: the rounds after which the run was resumed, in turn.
+        resumed: the rounds after which the run was resumed, in order.
     """
 
     lineage: str
@@ -23,7 +23,7 @@ class Session:
     resumed: tuple[int, ...] = ()
 
     def scalars(self) -> dict[str, Scalar | list[int]]:
-        """Return what goes into each message."""
+        """Return the entries of each message's config."""
         return {
             "session.lineage": self.lineage,
             "session.directory": self.directory,
