@@ -78,10 +78,9 @@ class UAPDFL(FloretStrategy):
 
     def check(self) -> None:
         """Refuse an aggregate: there is none."""
-        if self.config.aggregation in ("median", "trimmed-mean"):
+        if self.config.aggregation != "mean":
             raise ConfigError(
-                f"aggregation = {self.config.aggregation!r}: ua-pdfl averages nothing on the server; use mean or "
-                "clipped-mean"
+                f"aggregation = {self.config.aggregation!r}: ua-pdfl averages nothing on the server; use mean"
             )
 
     @classmethod

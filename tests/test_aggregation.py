@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +16,7 @@ from common.errors import ConfigError, FloretError
 from common.norms import root_mean_squares
 from common.tensors import NamedArrays
 from common.wire import from_record, to_record
+from server_app.checkpoint import Checkpoints
 from strategies.core import Median, TrimmedMean, UpdateNorms
 from strategies.core.update_norms import ABSURD, clipped, spooled
 from tests.harness import Outcome, federate, kept, timeless
@@ -62,10 +63,9 @@ def test_clipping_by_hand() -> None:
     sizes = root_mean_squares(sent, known)
     assert sizes["w"] == pytest.approx(np.sqrt((9 + 16) / 2))
     assert sizes["new"] == 3.0
-    usual = {"w": sizes["w"] / 5, "new": 1.5}
-    short = clipped(sent, known, sizes, usual)
+    short = clipped(sent, known, sizes, {"w": sizes["w"] / 5, "new": 1.5})
     assert short["w"].tolist() == pytest.approx([1.6, 1.8])
-    assert short["new.x"].tolist() == [1.5]
+    assert short["new.x"].tolist() == [3.0]  # there is nothing that it could be moved back to
     assert clipped(sent, known, sizes, {"w": 100.0, "new": 100.0})["w"] is sent["w"]
 
 
@@ -129,11 +129,13 @@ def test_an_absurd_update_is_refused_in_every_round_also_the_first(tmp_path: Pat
 def test_one_who_is_refused_leaves_no_trace_in_the_aggregate(tmp_path: Path) -> None:
     """The others compute what they compute without that client."""
 
-    def silent(message: Message, reply: Message) -> Message | None:
-        return None if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000 else reply
+    def failing(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
+            return Message(RecordDict({"error": ConfigRecord({"reason": "it failed"})}), reply_to=message)
+        return reply
 
-    keys: dict[str, Any] = {"method": "fedavg", "rounds": 3, "local_epochs": 1, "round_timeout": 1.0}
-    without = federate(tmp_path, 4, tamper=silent, **keys)
+    keys: dict[str, Any] = {"method": "fedavg", "rounds": 3, "local_epochs": 1}
+    without = federate(tmp_path, 4, tamper=failing, **keys)
     refused = federate(tmp_path, 4, tamper=times(1e10), **keys)
     assert honest(without) == honest(refused)
 
@@ -149,6 +151,15 @@ def test_honest_clients_of_very_different_size_are_not_refused(tmp_path: Path) -
         keys: dict[str, Any] = {"dataset": "npz-clients", "data_dir": str(tmp_path), "validation_fraction": 0.0}
         outcome = federate(tmp_path / "runs", 5, method=method, rounds=5, **keys)
         assert outcome.summary["refused"] == 0
+
+
+def test_a_class_that_comes_late_is_not_absurd(tmp_path: Path) -> None:
+    """Prototypes hardly move after many rounds; that of a new class is as large as they are, not as their moves."""
+    norms = federate(tmp_path, 4, method="fedproto", rounds=6, local_epochs=1)
+    checkpoint, _ = Checkpoints(norms.directory / "checkpoints").read()
+    usual = float(np.median(checkpoint.strategy["norms/prototype"]))
+    sizes = root_mean_squares(checkpoint.arrays, {})
+    assert 0.2 * sizes["prototype"] < usual < 5 * sizes["prototype"]
 
 
 def test_what_is_usual_survives_a_resume(tmp_path: Path) -> None:

@@ -431,10 +431,16 @@ class FloretStrategy(Method, Strategy):
         payload = filtered(
             Payload(MessageType.TRAIN, client.name, server_round, arrays, samples, metrics), self._filters
         )
-        sizes = root_mean_squares(payload.tensors, self.arrays)
-        steps = self.config.local_epochs * math.ceil(payload.samples / self.config.batch_size)
-        sizes = {group: size / math.sqrt(steps) if group in self._trained else size for group, size in sizes.items()}
+        sizes = self._sizes(payload)
         return _Reply(client, payload, None if payload.tensors is not arrays else record, metrics, up, sizes)
+
+    def _sizes(self, payload: Payload) -> dict[str, float]:
+        """Return the size of what a client sent by group, as ``UpdateNorms`` has it."""
+        trained = {name: array for name, array in payload.tensors.items() if group_of(name) in self._trained}
+        others = {name: array for name, array in payload.tensors.items() if name not in trained}
+        steps = self.config.local_epochs * math.ceil(payload.samples / self.config.batch_size)
+        updates = root_mean_squares(trained, self.arrays)
+        return {group: size / math.sqrt(steps) for group, size in updates.items()} | root_mean_squares(others, {})
 
     def _offer(self, reply: "_Reply") -> None:
         """Accept a reply, or hold it until there is something to judge it by.

@@ -27,8 +27,9 @@ HELD = 16
 class UpdateNorms:
     """Sizes of updates by group of tensors: ``extractor``, ``head``, ``prototype``, the name of a network.
 
-    A size is the root mean square, over the elements that a client sent, of the difference to the global tensors, or of
-    the tensor itself where there is no global one; of trained weights divided by the square root of the local steps.
+    A size is the root mean square over the elements that a client sent: of trained weights that of the difference to
+    the global ones, divided by the square root of the local steps; of anything else, such as prototypes, that of the
+    tensor itself, since a class that is new has no global one.
     What is usual is the median over the last rounds of the medians over clients, and in the first round the median over
     those that came up to now.
     """
@@ -97,14 +98,16 @@ class UpdateNorms:
 def clipped(
     arrays: NamedArrays, known: Mapping[str, np.ndarray], sizes: Mapping[str, float], usual: Mapping[str, float]
 ) -> NamedArrays:
-    """Return ``arrays`` with the updates of each group shortened to the usual size where they are larger."""
+    """Return ``arrays`` with the updates of each group shortened to the usual size where they are larger.
+
+    A tensor without a global one in ``known`` stays as it is.
+    """
     shares = {group: usual[group] / size for group, size in sizes.items() if size > usual.get(group, math.inf)}
     result = dict(arrays)
     for name, array in arrays.items():
         share = shares.get(group_of(name))
-        if share is not None and array.dtype.kind == "f":
-            factor, base = array.dtype.type(share), known.get(name)
-            result[name] = array * factor if base is None else base + (array - base) * factor
+        if share is not None and name in known:
+            result[name] = known[name] + (array - known[name]) * array.dtype.type(share)
     return result
 
 
