@@ -8,7 +8,7 @@ from itertools import islice
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from common.flower import in_simulation, is_simulated
+from common.flower import answer_to, in_simulation, is_simulated
 
 # Messages on their way at a time in simulation: at least, and for each CPU. Flower's engine looks through all of them
 # for each one that it hands out, so few are better; but it looks every 0.1 s only, so they must last that long.
@@ -29,7 +29,8 @@ def send_and_receive(grid: Grid, messages: Iterable[Message], timeout: float) ->
 
     Only the next reply is fetched; later ones that are there already wait where they are and take no memory here. In
     simulation a message is sent when one of those before it is answered, so that only some are on their way. An error
-    that Flower reports for a message, such as a node that went away, comes as a reply of the node.
+    that Flower reports for a message, such as a node that went away, comes as a reply of the node. Whose reply it is
+    follows from the message, not from what the reply says.
 
     Args:
         grid: Flower's grid.
@@ -48,7 +49,7 @@ def send_and_receive(grid: Grid, messages: Iterable[Message], timeout: float) ->
             reply = next(iter(grid.pull_messages([message_id])), None)
             there = reply is not None
             if reply is not None:
-                yield Message(reply.error, reply_to=message) if reply.has_error() else reply
+                yield answer_to(message, reply)
             del reply
             if there or late:
                 break
