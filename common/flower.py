@@ -28,7 +28,7 @@ from flwr.proto.message_pb2 import Context as ProtoContext
 # As above.
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.serverapp import Grid
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from common.errors import FloretError, printable
 

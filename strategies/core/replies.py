@@ -52,7 +52,7 @@ class RefusedError(FloretError):
     """A reply that the round goes on without; the message is the reason, one printable line of bounded length."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(printable(reason))
+        super().__init__(printable(reason) or "an error without a reason")
 
 
 @dataclass(frozen=True)
@@ -155,11 +155,13 @@ class Description:
                     raise RefusedError(f"input-shape is {tuple(sides)}, more than {MOST_INPUTS} values in a sample")
                 classes = whole("num-classes", said.get("num-classes"), 1, MOST_CLASSES)
                 names = texts("class-names", said.get("class-names"), classes, LONGEST_NAME)
-                least = {"train": 1, "validation": 0, "test": 1}
+                (identity,) = texts("identity", [said.get("identity")], 1, LONGEST_NAME)
                 return cls(
-                    name,
-                    *texts("identity", [said.get("identity")], 1, LONGEST_NAME),
-                    *(whole(split, said.get(split), low, MOST_SAMPLES) for split, low in least.items()),
+                    name=name,
+                    identity=identity,
+                    train=whole("train", said.get("train"), 1, MOST_SAMPLES),
+                    validation=whole("validation", said.get("validation"), 0, MOST_SAMPLES),
+                    test=whole("test", said.get("test"), 1, MOST_SAMPLES),
                     num_classes=classes,
                     input_shape=tuple(sides),
                     class_names=names,
@@ -259,13 +261,13 @@ def opened(message: Message) -> RecordDict:
         RefusedError: the client failed, or the message is empty.
     """
     if message.has_error():
-        raise RefusedError(message.error.reason or f"error {message.error.code} without a reason")
+        raise RefusedError(message.error.reason or f"an error, code {message.error.code}, without a reason")
     if not message.has_content():
         raise RefusedError("the reply is empty")
     if "error" in message.content:
         error = find_record(message.content, "error", ConfigRecord)
         reason = error.get("reason") if error else None
-        raise RefusedError(reason if isinstance(reason, str) and reason else "an error without a reason")
+        raise RefusedError(reason if isinstance(reason, str) else "")
     return message.content
 
 
