@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message
+from flwr.app import Context, Error, Message, RecordDict
 
 # What the codes of a message's error mean; ``Error.code`` is public, its values are not. Without it: the numbers.
 from flwr.common.constant import ErrorCode
@@ -28,6 +28,17 @@ from flwr.proto.message_pb2 import Context as ProtoContext
 # As above.
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from common.errors import FloretError, printable
+
+# What Flower's objects, and those that make them from bytes, raise for what another machine sent: they check little of
+# it, so a text that is no JSON, a reference to nothing or a type that does not exist come as they are. An error of the
+# connection (``grpc.RpcError``) is none of these.
+UNREADABLE = (
+    *(ArithmeticError, AssertionError, AttributeError, DecodeError, LookupError),
+    *(MemoryError, RecursionError, TypeError, ValueError),
+)
 
 # Simulation
 
@@ -96,6 +107,33 @@ def find_by_node(grid: Grid) -> None:
 def node_is_gone(message: Message) -> bool:
     """Return whether ``message`` is Flower's error for a node that is no longer connected."""
     return message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE
+
+
+def pull_one(grid: Grid, message_id: str) -> Message | None:
+    """Return the answer to a message if it is there.
+
+    One at a time: Flower gives out none of those that it was asked for if one of them cannot be read, and which is the
+    answer to which message is only known for one, because a node may write anything into an answer's metadata.
+
+    Raises:
+        FloretError: what came is no message.
+    """
+    try:
+        return next(iter(grid.pull_messages([message_id])), None)
+    except UNREADABLE as error:
+        raise FloretError(f"the answer cannot be read ({type(error).__name__}: {printable(error)})") from error
+
+
+def answer_to(message: Message, reply: Message) -> Message:
+    """Return ``reply`` with the metadata of an answer to ``message``, whatever it says of itself."""
+    if reply.has_error():
+        return Message(reply.error, reply_to=message)
+    return Message(reply.content if reply.has_content() else RecordDict(), reply_to=message)
+
+
+def unreadable(message: Message, reason: str) -> Message:
+    """Return the answer to ``message`` of a node whose own cannot be read."""
+    return Message(Error(ErrorCode.UNKNOWN, reason), reply_to=message)
 
 
 def at_stop(handler: Callable[[], None]) -> None:

@@ -6,6 +6,7 @@ A Flower ``Array`` says by its ``stype`` how its bytes are to be read: ``numpy.n
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Literal, TypeVar
@@ -34,8 +35,9 @@ _HEADER = re.compile(
     rb"\{'descr': '([<|][a-z][0-9]{1,2})', 'fortran_order': (True|False), "
     rb"'shape': \(((?:[0-9]{1,12}, ?)*(?:[0-9]{1,12})?)\), \} *\n"
 )
-# Bytes of a header; numpy's own limit.
+# Bytes of a header, and sides of an array; numpy's own limits.
 _LONGEST = 10_000
+_MOST_SIDES = 64
 
 
 def find_record(content: RecordDict, name: str, kind: type[Record]) -> Record | None:
@@ -208,6 +210,9 @@ def _unpacked(name: str, array: Array, spec: TensorSpec, wire: str) -> tuple[np.
         dense = _dense(name, array, on_wire)
         return (dense if dense.dtype == spec.dtype else dense.astype(spec.dtype)), None
     shape = tuple(array.shape)
+    # Before it is compared and printed: a side may be a number of thousands of digits.
+    if len(shape) > _MOST_SIDES or not all(type(side) is int and 0 <= side <= sys.maxsize for side in shape):
+        raise TensorError(f"an array cannot be read: tensor {name} has a shape that no array has")
     check_tensor(name, on_wire, array.dtype, shape)
     size = math.prod(shape)
     bits = -(-size // 8)
@@ -232,6 +237,8 @@ def _dense(name: str, array: Array, spec: TensorSpec | None = None) -> np.ndarra
         shape, order, dtype = _header(array.data[: min(length, _LONGEST)])
         if spec is not None:
             check_tensor(name, spec, dtype, shape)
+        if array.dtype != str(dtype) or tuple(array.shape) != shape:
+            raise ValueError(f"it is called {array.dtype} {tuple(array.shape)}, its bytes are {dtype} {shape}")
         if len(array.data) != length + math.prod(shape) * dtype.itemsize:
             raise ValueError(f"it has {len(array.data) - length} bytes for {dtype} {shape}")
         return np.frombuffer(array.data, dtype, offset=length).reshape(shape, order=order)

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -70,6 +71,19 @@ def build_model(
     if generator is not None:
         initialise(model, generator, _GAINS.get(name, 1.0))
     return model
+
+
+@lru_cache(maxsize=64)
+def count_values(name: str, input_shape: tuple[int, ...], classes: int) -> int:
+    """Return how many values the tensors of a model have, without making them.
+
+    Raises:
+        ConfigError: the model cannot take such inputs.
+    """
+    with torch.device("meta"):
+        stack = BUILDERS[name](input_shape, classes)
+    modules = [module for layer in stack for _, module in layer.modules]
+    return sum(tensor.numel() for module in modules for tensor in module.state_dict().values())
 
 
 def initialise(model: nn.Module, generator: torch.Generator, gain: float = 1.0) -> None:

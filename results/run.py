@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from common.config import RunConfig
-from common.errors import FloretError
+from common.errors import FloretError, printable
 from common.names import natural_key
 from common.versions import versions
 from results.history import Figures, History, Json, Round, highest
-from results.text import plain, printable
+from results.text import plain
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from statistics import mean, pstdev
 from typing import Any
 
-from common.errors import one_line
+from common.errors import printable
 from results.history import Spread
 
 MISSING = "\N{EN DASH}"
@@ -69,11 +69,6 @@ def plain(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
-
-
-def printable(text: str) -> str:
-    """Return text of another machine, such as a client's name, without line breaks and control codes."""
-    return "".join(sign if sign.isprintable() else "?" for sign in one_line(text))
 
 
 def short(name: str, length: int = 28) -> str:

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, Context
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from safetensors.numpy import save_file
 
 import data
 from common.config import RunConfig
-from common.errors import ConfigError, FloretError, one_line
+from common.errors import ConfigError, FloretError
 from common.flower import find_by_node, is_simulated
 from common.memory import return_freed_memory
 from common.versions import versions
-from common.wire import find_record, from_record
 from results.history import History
 from results.report import client_table, write_report
 from results.run import Run, Summary
@@ -29,7 +28,7 @@ from server_app.federation import Federation, question
 from server_app.rounds import checkpoint_of, restore, run_rounds
 from server_app.settings import check_resumable, own_keys, read_config
 from server_app.setup import build_strategy, check_setup
-from strategies.core import Session, send_and_receive
+from strategies.core import ExportReply, RefusedError, Session, send_and_receive
 
 app = ServerApp()
 log = logging.getLogger("flwr")
@@ -156,9 +155,11 @@ def export(grid: Grid, federation: Federation, config: dict[str, str]) -> None:
     timeout = federation.config.round_timeout
     messages = [question(client.node_id, "export", config, timeout) for client in federation.roster]
     for reply in send_and_receive(grid, messages, timeout):
-        if reply.has_error() or "error" in reply.content.config_records:
-            reason = reply.error.reason if reply.has_error() else reply.content.config_records["error"]["reason"]
-            log.error("A personal model was not exported: %s", one_line(reason))
-        elif model := find_record(reply.content, "model", ArrayRecord):
-            name = Path(str(reply.content.config_records["client"]["file"])).name
-            save_file(from_record(model), Path(config["directory"]) / name)
+        name = federation.roster.at(reply.metadata.src_node_id).name
+        try:
+            model = ExportReply.read(reply).model
+        except RefusedError as reason:
+            log.error("The personal model of client %s was not exported: %s", name, reason)
+            continue
+        if model is not None:
+            save_file(model, Path(config["directory"]) / f"{name}.safetensors")

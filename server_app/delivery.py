@@ -9,7 +9,8 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from common.flower import node_is_gone
+from common.errors import FloretError
+from common.flower import node_is_gone, pull_one, unreadable
 from server_app.federation import Federation, question
 
 log = logging.getLogger("flwr")
@@ -100,7 +101,7 @@ class Delivery(Grid):
         replies = []
         for key in message_ids:
             item = self._open.get(key)
-            reply = self._pull(item) if item else next(iter(self._grid.pull_messages([key])), None)
+            reply = self._pull(item) if item else self._late(key)
             if reply is not None:
                 self._open.pop(key, None)
                 replies.append(reply)
@@ -109,7 +110,7 @@ class Delivery(Grid):
     def _pull(self, item: _Open) -> Message | None:
         now = time.monotonic()
         if item.gone is None:
-            reply = next(iter(self._grid.pull_messages([item.message_id])), None)
+            reply = self._answer(item)
             if reply is not None and not node_is_gone(reply):
                 return reply
             if reply is not None:
@@ -132,19 +133,37 @@ class Delivery(Grid):
             return None
         return self._probe(item, now)
 
+    def _late(self, message_id: str) -> Message | None:
+        """Return the answer to a message that is out of time, if it is there and can be read."""
+        try:
+            return pull_one(self._grid, message_id)
+        except FloretError:
+            return None
+
+    def _answer(self, item: _Open) -> Message | None:
+        """Return the answer if it is there; one that cannot be read is an error of the node."""
+        try:
+            return pull_one(self._grid, item.message_id)
+        except FloretError as error:
+            return unreadable(item.message, str(error))
+
     def _probe(self, item: _Open, now: float) -> Message | None:
         """Send a question after the message, or, if it is answered and the message is not, the message again."""
         if not item.probe:
             probe = question(item.node, "describe", {}, max(item.deadline - now, 1.0))
             item.probe = next(iter(self._grid.push_messages([probe]))) or ""
             return None
-        answer = next(iter(self._grid.pull_messages([item.probe])), None)
+        try:
+            answer = pull_one(self._grid, item.probe)
+        except FloretError:
+            item.probe = ""
+            return None
         if answer is None:
             return None
         item.probe = ""
         if answer.has_error():
             return None
-        reply = next(iter(self._grid.pull_messages([item.message_id])), None)
+        reply = self._answer(item)
         if reply is None:
             self._resend(item, item.node, now)
         return reply

@@ -2,15 +2,17 @@
 
 import logging
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from common.config import RunConfig
-from common.errors import FloretError, one_line
-from common.flower import is_simulated
-from strategies.core import Client, Roster, in_flight
+from common.errors import FloretError, printable
+from common.flower import is_simulated, pull_one
+from models import count_values
+from strategies.core import Client, Description, RefusedError, Roster, in_flight
 
 log = logging.getLogger("flwr")
 
@@ -18,6 +20,8 @@ log = logging.getLogger("flwr")
 # that was refused is asked again (its user may have put the data right and started it again under the same key).
 _GRACE = 15.0
 _ASK_AGAIN = 30.0
+# Values of the model that the clients' inputs and classes ask for: 4 GiB as float32, of which the server holds several.
+LARGEST_MODEL = 2**30
 
 
 def question(node: int, action: str, config: dict[str, str], timeout: float) -> Message:
@@ -66,7 +70,7 @@ class Federation:
                 if not self._pending or time.monotonic() - enough > _GRACE:
                     return
             if time.monotonic() > deadline:
-                why = "; ".join(sorted({reason for _, reason in self._refused.values()}))
+                why = printable("; ".join(sorted({reason for _, reason in self._refused.values()})))
                 raise FloretError(
                     f"{here} of {wanted} clients joined within round-timeout = {self.config.round_timeout:g} s; "
                     f"see min-clients{f' ({why})' if why else ''}"
@@ -98,11 +102,12 @@ class Federation:
         nodes = set(self.grid.get_node_ids())
         self.roster.see(nodes)
         refused = []
-        for reply in self.grid.pull_messages(list(self._pending)) if self._pending else []:
-            node = self._pending.pop(reply.metadata.reply_to_message_id, None)
-            if node is None or (reply.has_error() and node not in nodes):
+        for node, reply in self._described():
+            if isinstance(reply, Message) and reply.has_error() and node not in nodes:
                 continue
             try:
+                if isinstance(reply, FloretError):
+                    raise reply
                 self._add(node, reply)
                 self._refused.pop(node, None)
             except FloretError as error:
@@ -127,29 +132,57 @@ class Federation:
             for node, message_id in zip(nodes, self.grid.push_messages(messages), strict=True):
                 self._pending[message_id] = node
 
+    def _described(self) -> Iterator[tuple[int, Message | FloretError]]:
+        """Yield the answers that are there, or why one cannot be read, each with the node that was asked."""
+        if self._simulated:  # the clients are on the user's own machine, and many
+            for reply in self.grid.pull_messages(list(self._pending)) if self._pending else []:
+                node = self._pending.pop(reply.metadata.reply_to_message_id, None)
+                if node is not None:
+                    yield node, reply
+            return
+        for message_id, node in list(self._pending.items()):
+            answer: Message | FloretError | None
+            try:
+                answer = pull_one(self.grid, message_id)
+            except FloretError as error:
+                answer = RefusedError(f"node {node}: {error}")
+            if answer is not None:
+                del self._pending[message_id]
+                yield node, answer
+
     def _add(self, node: int, reply: Message) -> None:
-        if reply.has_error():
-            raise FloretError(f"a client failed: {one_line(reply.error.reason)}")
-        records = reply.content.config_records
-        if "error" in records:
-            raise FloretError(str(records["error"]["reason"]))
-        said: dict[str, Any] = dict(records["client"])
-        name, shape, classes = str(said["name"]), tuple(said["input-shape"]), int(said["num-classes"])
-        names = tuple(said["class-names"])
+        said = Description.read(reply, node)
+        name, shape, classes, names = said.name, said.input_shape, said.num_classes, said.class_names
         if self.input_shape and shape != self.input_shape:
-            raise FloretError(f"client {name}: input shape {shape}, the federation's is {self.input_shape}")
+            raise RefusedError(f"client {name}: input shape {shape}, the federation's is {self.input_shape}")
         if self.class_names is not None and names != self.class_names:
-            raise FloretError(
+            raise RefusedError(
                 f"client {name}: classes {', '.join(names) or 'without names'}, the federation's are "
                 f"{', '.join(self.class_names) or 'without names'}; set class-names"
             )
         if (self.settled or self.config.num_classes) and classes > self.num_classes:
-            raise FloretError(f"client {name}: {classes} classes, the model has {self.num_classes}; set num-classes")
-        samples = {split: int(said[split]) for split in ("train", "validation", "test")}
+            raise RefusedError(f"client {name}: {classes} classes, the model has {self.num_classes}; set num-classes")
+        self._check_model(name, shape, max(self.num_classes, classes))
         back = name in self.roster
-        self.roster.add(Client(name, node, **samples, identity=str(said["identity"])))
+        self.roster.add(Client(name, node, said.train, said.validation, said.test, said.identity))
         self.input_shape, self.class_names = shape, names
         self.num_classes = max(self.num_classes, classes)
-        self._partitions = max(self._partitions, int(said["partitions"]))
+        self._partitions = max(self._partitions, said.partitions)
         if not self._simulated:
-            log.info("Client %s %s (%d training samples)", name, "is back" if back else "joined", samples["train"])
+            log.info("Client %s %s (%d training samples)", name, "is back" if back else "joined", said.train)
+
+    def _check_model(self, name: str, shape: tuple[int, ...], classes: int) -> None:
+        """Check that the model can be built for such inputs and so many classes.
+
+        Raises:
+            FloretError: it cannot take such inputs, or would be too large.
+        """
+        try:
+            values = count_values(self.config.model, shape, classes)
+        except FloretError as error:
+            raise RefusedError(f"client {name}: {error}") from error
+        if values > LARGEST_MODEL:
+            raise RefusedError(
+                f"client {name}: with inputs of {shape} and {classes} classes the model {self.config.model!r} has "
+                f"{values} values, more than {LARGEST_MODEL}"
+            )

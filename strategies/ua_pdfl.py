@@ -8,10 +8,10 @@ from flwr.app import Array
 from flwr.serverapp import Grid
 
 from common.config import between, choice
-from common.errors import ConfigError, FloretError
+from common.errors import ConfigError
 from common.seeds import numpy_generator
 from common.tensors import NamedArrays, Specs, TensorSpec
-from strategies.core import Client, FloretStrategy, Setup
+from strategies.core import Client, FloretStrategy, RefusedError, Setup
 
 UNIT, AUXILIARY = "unit", "auxiliary"
 
@@ -51,14 +51,15 @@ class PeerRequest:
         """Return the request in a client's answer.
 
         Raises:
-            FloretError: it is malformed, or names a peer that is not in the queue of ``peers``.
+            RefusedError: it is malformed, or names a peer that is not in the queue of ``peers``.
         """
         replace, extractors, heads = (answer.get(key) for key in ("replace", "extractors", "heads"))
         if not isinstance(extractors, list) or not isinstance(heads, list):
-            raise FloretError("the client's plan must have the lists extractors and heads")
+            raise RefusedError("the client's plan must have the lists extractors and heads")
         indices = [replace, *extractors, *heads]
-        if not all(type(index) is int and -1 <= index < peers for index in indices):
-            raise FloretError(f"the client asked for a peer that is not among its {peers}")
+        known = all(type(index) is int and -1 <= index < peers for index in indices)
+        if not known or max(len(extractors), len(heads)) > peers:
+            raise RefusedError(f"the client asked for a peer that is not among its {peers}")
         return cls(indices[0], tuple(extractors), tuple(heads))
 
 
@@ -105,7 +106,7 @@ class UAPDFL(FloretStrategy):
         for client, answer in self.ask(questions, server_round, grid):
             try:
                 self._requests[client.name] = PeerRequest.read(answer, len(self._queues[client.name]))
-            except FloretError as reason:
+            except RefusedError as reason:
                 self.refuse(client, str(reason))
         return [client for client in clients if client.name in self._requests]
 

@@ -1,10 +1,11 @@
 """What every server half is built on: the base strategy, what both halves share, the roster, the aggregate."""
 
 from strategies.core.aggregate import AGGREGATIONS, Aggregate, Median, TrimmedMean, WeightedMean, aggregate_of
-from strategies.core.base import ClientResult, FloretStrategy, RefusedError, StrategySetting
+from strategies.core.base import ClientResult, FloretStrategy, StrategySetting
 from strategies.core.exchange import in_flight, send_and_receive
 from strategies.core.method import Method, Network, Setup, keys_of
 from strategies.core.post_office import PostOffice
+from strategies.core.replies import Description, ExportReply, RefusedError
 from strategies.core.roster import Client, Roster
 from strategies.core.session import Session
 from strategies.core.update_norms import UpdateNorms
@@ -14,6 +15,8 @@ __all__ = [
     "Aggregate",
     "Client",
     "ClientResult",
+    "Description",
+    "ExportReply",
     "FloretStrategy",
     "Median",
     "Method",

@@ -11,16 +11,17 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Met
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from common.errors import ConfigError, FloretError, one_line
+from common.errors import ConfigError, FloretError, printable
 from common.filters import Filter, Payload, filtered
 from common.norms import group_of, root_mean_squares
 from common.seeds import numpy_generator
 from common.tensors import NamedArrays
-from common.wire import empty, find_record, pack, packed_again, payload_bytes, to_record, unpack, views
+from common.wire import pack, packed_again, payload_bytes, to_record, views
 from strategies.core.aggregate import MakeAggregate, WeightedMean
 from strategies.core.exchange import send_and_receive
 from strategies.core.method import Method, Setup
 from strategies.core.post_office import PostOffice
+from strategies.core.replies import EvaluateReply, PlanAnswer, TrainReply, discard, notes_in
 from strategies.core.roster import Client, Roster
 from strategies.core.session import Session
 from strategies.core.update_norms import HELD, UpdateNorms, clipped, spooled
@@ -66,19 +67,15 @@ class StrategySetting:
     filters: tuple[Filter, ...] = ()
 
 
-class RefusedError(FloretError):
-    """A reply that the round goes on without; the message is the reason."""
-
-
 @dataclass(frozen=True)
 class _Reply:
-    """What a client sent after training: ``record`` has its tensors as they came, if no filter changed them; ``up`` are
-    their bytes, ``sizes`` those of its update by group.
+    """What a client sent after training: ``packed`` are its tensors as they came, if they are kept for others and no
+    filter changed them; ``up`` are their bytes, ``sizes`` those of its update by group.
     """
 
     client: Client
     payload: Payload
-    record: ArrayRecord | None
+    packed: Mapping[str, Array] | None
     metrics: dict[str, float]
     up: int
     sizes: dict[str, float]
@@ -252,6 +249,7 @@ class FloretStrategy(Method, Strategy):
                 self._offer(self._read(client, message, server_round))
             except FloretError as reason:
                 self.refuse(client, str(reason))
+            discard(message)
             del message
         self._judge_held()
         self.refuse_silent()
@@ -287,8 +285,8 @@ class FloretStrategy(Method, Strategy):
         """
         for client, message in self.answered(replies):
             try:
-                metrics = self._metrics(message)
-            except RefusedError as reason:
+                metrics = EvaluateReply.read(message, client).metrics
+            except FloretError as reason:
                 self.refuse(client, str(reason))
                 continue
             down = self._asked.pop(client.name)
@@ -324,7 +322,7 @@ class FloretStrategy(Method, Strategy):
         for client, reply in self.answered(send_and_receive(grid, messages, self.config.round_timeout)):
             waiting.discard(client.name)
             try:
-                yield client, self._answer(reply, "plan")
+                yield client, PlanAnswer.read(reply).values
             except FloretError as reason:
                 self.refuse(client, str(reason))
         for name in questions:
@@ -351,19 +349,24 @@ class FloretStrategy(Method, Strategy):
     def answered(self, replies: Iterable[Message]) -> Iterable[tuple[Client, Message]]:
         """Yield the replies of clients that were asked, each with its client."""
         for message in replies:
-            client = self.roster.at(message.metadata.src_node_id)
-            if client.name in self._asked:
+            node = message.metadata.src_node_id
+            client = self.roster.at(node) if self.roster.known(node) else None
+            if client is not None and client.name in self._asked:
                 if message.has_error():
                     self._silent.add(client.name)
-                self._take_notes(client, message)
+                for line in notes_in(message):
+                    self.notes.append((client.name, line))
+                    log.warning("Client %s: %s", client.name, line)
                 yield client, message
             del message
 
     def refuse(self, client: Client, reason: str) -> None:
         """Go on without ``client`` in this round, and say why in log and history."""
-        self._asked.pop(client.name)
-        self.refused.append((client.name, reason))
-        log.warning("Client %s refused: %s", client.name, reason)
+        self._asked.pop(client.name, None)
+        # A filter or a method may quote what the client sent.
+        line = printable(reason)
+        self.refused.append((client.name, line))
+        log.warning("Client %s refused: %s", client.name, line)
 
     def refuse_silent(self) -> None:
         """Refuse those that were asked and did not answer."""
@@ -419,20 +422,14 @@ class FloretStrategy(Method, Strategy):
         Raises:
             FloretError: the client failed, the reply is not what ``uplink`` says, or a filter refuses it.
         """
-        metrics = self._metrics(message)
-        samples = metrics.get("num-examples")
-        if type(samples) is not int or samples < 1:
-            raise RefusedError(f"num-examples is {samples}, not a positive whole number")
-        record = find_record(message.content, "arrays", ArrayRecord)
-        if record is None:
-            raise RefusedError("the reply has no arrays")
-        arrays = unpack(record, self._uplink, self.config.wire)
-        up = payload_bytes(record)
+        reply = TrainReply.read(message, client, self._uplink, self.config.wire)
+        arrays = reply.arrays
         payload = filtered(
-            Payload(MessageType.TRAIN, client.name, server_round, arrays, samples, metrics), self._filters
+            Payload(MessageType.TRAIN, client.name, server_round, arrays, reply.samples, reply.metrics), self._filters
         )
         sizes = self._sizes(payload)
-        return _Reply(client, payload, None if payload.tensors is not arrays else record, metrics, up, sizes)
+        as_it_came = dict(reply.record) if self.relays and payload.tensors is arrays else None
+        return _Reply(client, payload, as_it_came, reply.metrics, reply.up, sizes)
 
     def _sizes(self, payload: Payload) -> dict[str, float]:
         """Return the size of what a client sent by group, as ``UpdateNorms`` has it."""
@@ -453,8 +450,6 @@ class FloretStrategy(Method, Strategy):
             return
         # On the disk: of what is held, one reply at a time is in memory.
         tensors = spooled(reply.payload.tensors)
-        if reply.record is not None and not self.relays:
-            empty(reply.record)
         self._held.append(replace(reply, payload=replace(reply.payload, tensors=tensors)))
         if len(self._held) == HELD:
             self._judge_held()
@@ -481,61 +476,16 @@ class FloretStrategy(Method, Strategy):
         if self.config.aggregation == "clipped-mean":
             usual = {group: value for group in reply.sizes if (value := self.norms.usual(group)) is not None}
             tensors = clipped(tensors, self.arrays, reply.sizes, usual)
+        self.accumulate(client, tensors, payload.samples)
+        # From here on nothing is refused, so that a refused client leaves nothing behind.
         if not noted:
             self.norms.note(reply.sizes)
+        if self.relays:
+            as_it_came = reply.packed if tensors is payload.tensors else None
+            kept = pack(tensors, self._uplink, self.config.wire) if as_it_came is None else as_it_came
+            self.post.put(client.name, payload.round, kept)
         down = self._asked.pop(client.name)
         self.results[client.name] = ClientResult(client, True, reply.metrics, reply.up, down)
-        if self.relays:
-            as_it_came = reply.record if tensors is payload.tensors else None
-            kept = as_it_came if as_it_came is not None else pack(tensors, self._uplink, self.config.wire)
-            self.post.put(client.name, payload.round, kept)
-        self.accumulate(client, tensors, payload.samples)
-        # Gone before the next one comes: Flower's records refer to themselves, so the garbage collector would let
-        # several replies pile up.
-        if reply.record is not None:
-            empty(reply.record)
-
-    def _take_notes(self, client: Client, message: Message) -> None:
-        record = None if message.has_error() else find_record(message.content, "notes", ConfigRecord)
-        lines = record.get("lines") if record else None
-        for line in lines if isinstance(lines, list) else []:
-            self.notes.append((client.name, str(line)))
-            log.warning("Client %s: %s", client.name, line)
-
-    def _check_answer(self, message: Message) -> None:
-        if message.has_error():
-            raise RefusedError(one_line(message.error.reason))
-        error = find_record(message.content, "error", ConfigRecord)
-        if error is not None:
-            raise RefusedError(str(error.get("reason", "an error without a reason")))
-
-    def _answer(self, message: Message, name: str) -> Mapping[str, Any]:
-        """Return the config record ``name`` of a reply.
-
-        Raises:
-            RefusedError: the client failed, or there is none.
-        """
-        self._check_answer(message)
-        record = find_record(message.content, name, ConfigRecord)
-        if record is None:
-            raise RefusedError(f"the reply has no {name}")
-        return record
-
-    def _metrics(self, message: Message) -> dict[str, float]:
-        """Return a reply's metrics.
-
-        Raises:
-            RefusedError: the client failed, or a metric is not a finite number.
-        """
-        self._check_answer(message)
-        record = find_record(message.content, "metrics", MetricRecord)
-        if record is None:
-            raise RefusedError("the reply has no metrics")
-        metrics = dict(record.items())
-        for name, value in metrics.items():
-            if not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise RefusedError(f"metric {name} is {value}, not a finite number")
-        return metrics  # type: ignore[return-value]
 
     def _means(self) -> MetricRecord:
         names = sorted({name for result in self.results.values() for name in result.metrics} - {"num-examples"})

@@ -8,7 +8,7 @@ from itertools import islice
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from common.flower import in_simulation, is_simulated
+from common.flower import answer_to, in_simulation, is_simulated
 
 # Messages in flight at a time in simulation: at least, and for each CPU. Flower's engine scans all of them for each one
 # that it hands out, so few are better; but it does so only every 0.1 s, so they must last that long.
@@ -29,7 +29,8 @@ def send_and_receive(grid: Grid, messages: Iterable[Message], timeout: float) ->
 
     Only the next reply is fetched; later ones that have arrived stay with Flower until their turn. In simulation a
     message is sent when an earlier one is answered, so that few are in flight. An error that Flower reports for a
-    message, such as a node that disconnected, is yielded as a reply of the node.
+    message, such as a node that disconnected, is yielded as a reply of the node. The client of a
+    reply follows from the message, not from what the reply claims.
 
     Args:
         grid: Flower's grid.
@@ -48,7 +49,7 @@ def send_and_receive(grid: Grid, messages: Iterable[Message], timeout: float) ->
             reply = next(iter(grid.pull_messages([message_id])), None)
             arrived = reply is not None
             if reply is not None:
-                yield Message(reply.error, reply_to=message) if reply.has_error() else reply
+                yield answer_to(message, reply)
             del reply
             if arrived or late:
                 break

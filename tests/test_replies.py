@@ -1,0 +1,315 @@
+"""Whatever a client answers, the run goes on without it: hostile replies of every kind, case by case and by chance."""
+
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from common.errors import LONGEST_TEXT, printable
+from common.flower import pull_one
+from server_app.delivery import Delivery
+from server_app.federation import LARGEST_MODEL, Federation
+from strategies.core import Client, RefusedError, send_and_receive
+from strategies.core.replies import MOST_CLASSES, MOST_NOTES, EvaluateReply, PlanAnswer, TrainReply
+from strategies.ua_pdfl import PeerRequest
+from tests.fuzz_replies import CASES, Answers, _joining, description, metrics, put, reply_of, strategy_of, train_content
+from tests.harness import federate
+
+NAME = "extractor.fc2.bias"
+Spoil = Callable[[RecordDict], Any]
+
+
+def metric(name: str, value: Any) -> Spoil:
+    return lambda content: put(content["metrics"], name, value)
+
+
+def header(text: bytes) -> Spoil:
+    def spoil(content: RecordDict) -> None:
+        content.array_records["arrays"][NAME].data = (
+            b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(256)
+        )
+
+    return spoil
+
+
+def array(**fields: Any) -> Spoil:
+    return lambda content: content["arrays"][NAME].__dict__.update(fields)
+
+
+def npy(shape: bytes, descr: bytes = b"<f4") -> bytes:
+    return b"{'descr': '" + descr + b"', 'fortran_order': False, 'shape': (" + shape + b"), }\n"
+
+
+def many(content: RecordDict) -> None:
+    for i in range(100_000):
+        put(content["arrays"], f"x{i}", content["arrays"][NAME])
+
+
+# What a reply to a training message has in it, and how the reason of its refusal begins.
+TRAIN: list[tuple[Spoil, str]] = [
+    (lambda c: c["metrics"].__delitem__("loss"), "the reply has no loss"),
+    (metric("after.test", 1e308), "metric after.test is 1e+308, not from 0 to 1"),
+    (metric("before.test", 5.0), "metric before.test is 5.0, not from 0 to 1"),
+    (metric("before.test", -0.1), "metric before.test is -0.1, not from 0 to 1"),
+    (metric("after.validation", math.nan), "metric after.validation is nan, not a finite number"),
+    (metric("after.test", [0.5]), "metric after.test is a list of length 1, not a finite number"),
+    (metric("loss", 1e308), "metric loss is 1e+308, not from"),
+    (metric("loss", 10**400), "metric loss is a number of 1329 bits"),
+    (metric("loss", "low"), "metric loss is 'low', not a finite number"),
+    (metric("seconds", -1.0), "metric seconds is -1.0, not from 0"),
+    (metric("seconds", math.inf), "metric seconds is inf, not a finite number"),
+    (metric("num-examples", 2**62), "num-examples is 4611686018427387904, the client declared"),
+    (metric("num-examples", 0), "num-examples is 0, not a positive whole number"),
+    (metric("num-examples", True), "num-examples is True, not a positive whole number"),
+    (lambda c: c.pop("metrics"), "the reply has no metrics"),
+    (lambda c: c.pop("arrays"), "the reply has no arrays"),
+    (lambda c: c.clear(), "the reply has no metrics"),
+    (lambda c: put(c, "arrays", MetricRecord()), "the reply has no arrays: it is of another kind, MetricRecord"),
+    (lambda c: put(c, "metrics", ConfigRecord()), "the reply has no metrics: it is of another kind, ConfigRecord"),
+    (lambda c: put(c, "error", MetricRecord()), "an error without a reason"),
+    (lambda c: put(c, "error", ConfigRecord({"reason": 5})), "an error without a reason"),
+    (lambda c: put(c, "error", ConfigRecord({"reason": "\n\x1b[2J all\r\nis well"})), "?[2J all is well"),
+    (lambda c: put(c, "error", ConfigRecord({"reason": "a" * 10**6})), "a" * (LONGEST_TEXT - 1) + "…"),
+    (header(npy(b"((((64,")), "an array cannot be read"),
+    (header(npy(b"---64,")), "an array cannot be read"),
+    (header(npy(b"1180591620717411303424,")), "an array cannot be read"),
+    (header(npy(b"999999999999, 999999999999")), f"tensor {NAME} is float32 (999999999999, 999999999999)"),
+    (header(npy(b"64,", b"|O")), "an array cannot be read"),
+    (header(npy(b"64,", b"<x9")), "an array cannot be read"),
+    (array(stype="pickle"), f"an array cannot be read: tensor {NAME} is 'pickle'"),
+    (array(stype="floret.bits", shape=(2**70,)), "an array cannot be read"),
+    (array(shape=(-64,)), "an array cannot be read"),
+    (array(shape=(10**5000,)), "an array cannot be read"),
+    (array(dtype="object"), "an array cannot be read"),
+    (array(data=b""), "an array cannot be read"),
+    (lambda c: array(data=c.array_records["arrays"][NAME].data[:-1])(c), "an array cannot be read"),
+    (lambda c: put(c["arrays"], "\ud800\n" + "x" * 5000, c["arrays"][NAME]), "tensor ? xxx"),
+    (many, "tensor x0 is unknown"),
+]
+
+
+def test_whatever_a_client_sends_after_training_is_refused_with_its_name_and_a_reason(tmp_path: Path) -> None:
+    """One run in which the clients are hostile, each in another way, two are not, and one only has too much to say."""
+    clients = len(TRAIN) + 3
+
+    def tamper(message: Message, reply: Message) -> Message:
+        i = message.metadata.dst_node_id - 1000
+        if message.metadata.message_type == "train":
+            if i < len(TRAIN):
+                TRAIN[i][0](reply.content)
+            elif i == len(TRAIN):
+                put(reply.content, "notes", ConfigRecord())
+                put(reply.content["notes"], "lines", ["all\nWARNING : is \x1b[1mwell\ud800"] * 200_000)
+                put(reply.content["metrics"], "own", 1e308)
+        return reply
+
+    outcome = federate(
+        tmp_path, clients, method="fedper", rounds=1, local_epochs=1, max_samples=20 * clients, tamper=tamper
+    )
+    (line,) = outcome.history
+    reasons = {refusal["client"]: refusal["reason"] for refusal in line["refused"]}
+    for i, (_, begins) in enumerate(TRAIN):
+        assert reasons[str(i)].startswith(begins), i
+        assert reasons[str(i)].isprintable()
+        assert len(reasons[str(i)]) <= LONGEST_TEXT
+    assert len(reasons) == len(TRAIN)
+    assert len([c for c in line["clients"].values() if c["trained"]]) == 3
+    notes = [note["note"] for note in line["notes"]]
+    assert notes == ["all WARNING : is ?[1mwell?"] * MOST_NOTES + [f"{200_000 - MOST_NOTES} more notes are left out"]
+    assert 0 <= outcome.summary["accuracy"]["after"]["mean"] <= 1
+    assert (outcome.directory / "report.html").is_file()
+
+
+def said(key: str, value: Any) -> Spoil:
+    return lambda content: put(content["client"], key, value)
+
+
+DESCRIBE: list[tuple[Spoil, str]] = [
+    (lambda c: c.clear(), "node 1000: the reply has no client"),
+    (lambda c: put(c, "client", MetricRecord()), "node 1001: the reply has no client: it is of another kind"),
+    (lambda c: put(c, "error", ConfigRecord()), "an error without a reason"),
+    (lambda c: c["client"].__delitem__("name"), "node 1003: client-name None: must be a text"),
+    (said("name", "../x"), "node 1004: client-name '../x': must be 1 to 100 letters"),
+    (said("name", "5²"), "node 1005: client-name '5²': must be"),
+    (said("name", "a\nWARNING: b"), "node 1006: client-name 'a WARNING: b': must be"),
+    (said("num-classes", 2**33), "client 7: num-classes is 8589934592, not a whole number from 1 to"),
+    (said("num-classes", "ten"), "client 8: num-classes is 'ten', not a whole number"),
+    (said("input-shape", [10**9, 10**9]), "client 9: a side of input-shape is 1000000000, not a whole number"),
+    (said("input-shape", [2**20, 2**20]), "client 10: input-shape is (1048576, 1048576), more than"),
+    (said("input-shape", [2**25]), "client 11: with inputs of (33554432,) and 10 classes the model 'mlp' has "),
+    (said("input-shape", []), "client 12: input-shape is a list of length 0"),
+    (said("input-shape", [-8]), "client 13: a side of input-shape is -8"),
+    (said("train", 0), "client 14: train is 0, not a whole number from 1"),
+    (said("test", -300), "client 15: test is -300, not a whole number from 1"),
+    (said("validation", 2**62), "client 16: validation is 4611686018427387904, not"),
+    (said("class-names", ["a"] * 11), "client 17: class-names has 11 texts, at most 10"),
+    (said("class-names", [1, 2]), "client 18: class-names is a list of length 2, not made of texts"),
+    (said("identity", b"\xff"), "client 19: identity is a list of length 1, not made of texts"),
+    (said("partitions", None), "client 20: partitions is None, not a whole number"),
+]
+
+
+def test_whoever_describes_itself_wrongly_does_not_join(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clients = len(DESCRIBE) + 2
+
+    def tamper(message: Message, reply: Message) -> Message:
+        i = message.metadata.dst_node_id - 1000
+        if message.metadata.message_type == "query.describe" and i < len(DESCRIBE):
+            DESCRIBE[i][0](reply.content)
+        if message.metadata.message_type == "query.describe" and i == len(DESCRIBE):
+            return Message(Error(0, "\x1b[31m\nfail"), reply_to=message)
+        return reply
+
+    with caplog.at_level(logging.WARNING, "flwr"):
+        outcome = federate(
+            tmp_path, clients, method="fedper", rounds=1, local_epochs=1, max_samples=20 * clients, tamper=tamper
+        )
+    lines = [text for text in caplog.messages if text.startswith("A client cannot take part: ")]
+    for _, begins in DESCRIBE:
+        assert any(line.startswith(f"A client cannot take part: {begins}") for line in lines), begins
+    assert "A client cannot take part: ?[31m fail" in lines
+    assert len(lines) == len(DESCRIBE) + 1
+    assert all(line.isprintable() for line in lines)
+    assert list(outcome.history[0]["clients"]) == [str(clients - 1)]
+    assert outcome.summary["clients"] == 1
+
+
+def test_the_largest_model_is_checked_with_the_classes_of_all(tmp_path: Path) -> None:
+    """Each bound of its own holds, and together they would not fit."""
+    large = description("1") | {"num-classes": MOST_CLASSES, "input-shape": [8_360_000], "class-names": []}
+    reply = reply_of("1", "query.describe", RecordDict({"client": ConfigRecord(large)}))
+    federation = Federation(Answers({1001: reply}), _joining())
+    federation.refresh()
+    (reason,) = federation.refresh()
+    assert reason.endswith(f"values, more than {LARGEST_MODEL}")
+
+
+@pytest.mark.parametrize(
+    ("values", "begins"),
+    [
+        ({"extractors": [0], "heads": [0]}, "the client asked for a peer"),
+        ({"replace": 0, "extractors": "0", "heads": [0]}, "the client's plan must have the lists"),
+        ({"replace": 0, "extractors": 0, "heads": [0]}, "the client's plan must have the lists"),
+        ({"replace": 0, "extractors": ["0"], "heads": [0]}, "the client asked for a peer"),
+        ({"replace": 0, "extractors": [7], "heads": [0]}, "the client asked for a peer"),
+        ({"replace": 0, "extractors": [0] * 5000, "heads": [0]}, "the client asked for a peer"),
+        ({"replace": 0, "extractors": [0] * 20_000, "heads": [0]}, "the client's plan has 20004 values, more than"),
+        ({"replace": 2**70, "extractors": [0], "heads": [0]}, "replace is 1180591620717411303424, not a whole number"),
+        ({"replace": math.nan, "extractors": [0], "heads": [0]}, "replace is nan, not a finite number"),
+        ({"replace": b"0", "extractors": [0], "heads": [0]}, "replace is bytes of length 1"),
+    ],
+)
+def test_a_plan_that_is_none_is_refused(values: dict[str, Any], begins: str) -> None:
+    record = ConfigRecord()
+    for name, value in values.items():
+        put(record, name, value)
+    with pytest.raises(RefusedError) as refused:
+        PeerRequest.read(PlanAnswer.read(reply_of("1", "query.plan", RecordDict({"plan": record}))).values, 2)
+    assert str(refused.value).startswith(begins)
+
+
+def test_a_spoilt_plan_and_a_spoilt_evaluation_do_not_end_a_run(tmp_path: Path) -> None:
+    def tamper(message: Message, reply: Message) -> Message:
+        kind, node = message.metadata.message_type, message.metadata.dst_node_id
+        if kind == "query.plan" and node == 1000:
+            reply.content["plan"] = ConfigRecord({"extractors": "all"})
+        if kind == "evaluate" and node == 1000:
+            put(reply.content["metrics"], "num-examples", 2**62)
+        return reply
+
+    outcome = federate(tmp_path, 3, method="ua-pdfl", local_epochs=1, tamper=tamper)
+    assert [(refusal["client"], refusal["reason"][:20]) for refusal in outcome.history[1]["refused"]] == [
+        ("0", "the client's plan mu"),
+        ("0", "num-examples is 4611"),
+    ]
+    assert sorted(outcome.history[1]["clients"]) == ["1", "2"]
+
+
+def test_accuracies_on_a_split_that_the_client_does_not_have_are_refused() -> None:
+    client = Client("1", 1001, 100, 0, 10)
+    content = RecordDict({"metrics": metrics(10)})
+    assert EvaluateReply.read(reply_of("1", "evaluate", content), client).metrics["after.test"] == 1.0
+    content.metric_records["metrics"]["after.validation"] = 0.5
+    with pytest.raises(RefusedError, match="the client declared no validation samples"):
+        EvaluateReply.read(reply_of("1", "evaluate", content), client)
+
+
+def test_an_array_that_is_called_what_it_is_not_is_refused() -> None:
+    strategy = strategy_of("fedper")
+    content = train_content(strategy, 1)
+    content.array_records["arrays"][NAME].dtype = "float64"
+    with pytest.raises(RefusedError, match=r"it is called float64 \(64,\), its bytes are float32 \(64,\)"):
+        TrainReply.read(reply_of("1", "train", content), strategy.roster["1"], strategy._uplink, "float32")
+
+
+def test_a_message_with_neither_content_nor_error_is_refused() -> None:
+    message = reply_of("1", "evaluate", RecordDict())
+    message.__dict__["_content"] = None
+    with pytest.raises(RefusedError, match="the reply is empty"):
+        EvaluateReply.read(message, Client("1", 1001, 100, 0, 10))
+
+
+class Unreadable(Answers):
+    """Gives out one answer that Flower cannot make a message of."""
+
+    def pull_messages(self, message_ids: Any) -> Any:
+        if "1001" in message_ids:
+            raise KeyError("arraychunk_ids")
+        return super().pull_messages(message_ids)
+
+
+def test_an_answer_that_flower_cannot_read_does_not_end_the_run() -> None:
+    good = {
+        node: Message(
+            RecordDict({"client": ConfigRecord(description(str(node - 1000)))}),
+            reply_to=Message(RecordDict(), node, "query.describe"),
+        )
+        for node in (1000, 1001, 1002)
+    }
+    federation = Federation(Unreadable(good), _joining())
+    federation.refresh()
+    assert federation.refresh() == ["node 1001: the answer cannot be read (KeyError: 'arraychunk_ids')"]
+    assert [client.name for client in federation.roster] == ["0", "2"]
+    federation.roster.add(Client("1", 1001, 100, 0, 10))
+    delivery = Delivery(Unreadable(good), federation)
+    messages = [Message(RecordDict(), node, "train", ttl=60.0) for node in good]
+    replies = list(send_and_receive(delivery, messages, 5.0))
+    assert [reply.has_error() for reply in replies] == [False, True, False]
+    assert "cannot be read" in str(replies[1].error.reason)
+    with pytest.raises(Exception, match="cannot be read"):
+        pull_one(Unreadable(good), "1001")
+
+
+def test_a_reply_is_that_of_the_client_that_was_asked_whatever_it_says() -> None:
+    """A node may write any node's id, and any message's, into the metadata of its answer."""
+    forged = reply_of("2", "query.describe", RecordDict({"client": ConfigRecord(description("1"))}))
+    forged.metadata.__dict__["_reply_to_message_id"] = "1000"
+    federation = Federation(Answers({1001: forged}), _joining())
+    federation.refresh()
+    federation.refresh()
+    assert federation.roster["1"].node_id == 1001
+    (reply,) = send_and_receive(Answers({1001: forged}), [Message(RecordDict(), 1001, "train", ttl=60.0)], 5.0)
+    assert reply.metadata.src_node_id == 1001
+
+
+def test_texts_are_one_printable_line() -> None:
+    assert printable(" a\n\tb  c ") == "a b c"
+    assert printable("\x1b[0m\x00\ud800\u202e") == "?[0m???"
+    assert printable("ä - 猫") == "ä - 猫"
+    assert printable("x" * 10) == "x" * 10
+    assert printable("x" * 10, 5) == "xxxx…"
+    assert len(printable("y " * 10**6)) == LONGEST_TEXT
+
+
+@pytest.mark.parametrize("kind", CASES)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(chance=st.randoms(use_true_random=False))
+def test_by_chance(kind: str, chance: Random) -> None:
+    CASES[kind](chance)
