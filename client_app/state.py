@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import IO, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from flwr.app import ConfigRecord, RecordDict
@@ -163,7 +163,7 @@ class ClientState:
             if self.notes:
                 raise FloretError(
                     f"no intact version of the client's state is left ({'; '.join(self.notes)}); "
-                    "bring the files back from a copy, or move them away to start anew"
+                    "see floret state list, bring the files back from a copy, or move them away to start anew"
                 )
         if self._version and self.notes:
             self.notes.append(f"went on from the client's state after round {self._version.round}")
@@ -421,9 +421,13 @@ class FileStore:
             if path.name not in kept and _OURS.fullmatch(path.name):
                 path.unlink(missing_ok=True)
 
-    def written(self, version: Version) -> float:
-        """Return when a version was written, in seconds since 1970."""
-        return self._paths(version.number)[0].stat().st_mtime
+    def written(self, number: int) -> float:
+        """Return when a version was written, in seconds since 1970.
+
+        Raises:
+            OSError: it is not there.
+        """
+        return self._paths(number)[0].stat().st_mtime
 
     def _manifest(self, number: int) -> tuple[Version, int, str]:
         """Return what a manifest says: the version, and size and checksum of its tensors.
@@ -465,22 +469,6 @@ class FileStore:
     def _paths(self, number: int) -> tuple[Path, Path]:
         stem = self.directory / f"{number:08d}"
         return stem.with_suffix(".json"), stem.with_suffix(".safetensors")
-
-
-def claim_client(state_dir: Path, client: str) -> IO[bytes]:
-    """Keep other nodes from this client's states, in all federations, for as long as the returned file is open.
-
-    Raises:
-        OSError: ``state_dir`` cannot be written; BlockingIOError: another node has them.
-    """
-    make_folder(state_dir, private=True)
-    lock = open_file(state_dir / f".{client}.lock", "ab", private=True)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise
-    return lock
 
 
 def identity(state_dir: Path) -> str:

@@ -1,5 +1,6 @@
 """Files that are there whole or not at all: written under another name, flushed to the disk, then renamed."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -37,6 +38,22 @@ def open_file(path: Path, mode: str, *, private: bool) -> IO[bytes]:
     """
     file: IO[bytes] = open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600 if private else 0o666))  # noqa: SIM115
     return file
+
+
+def claim_client(state_dir: Path, client: str) -> IO[bytes]:
+    """Keep other nodes from this client's states, in all federations, for as long as the returned file is open.
+
+    Raises:
+        OSError: ``state_dir`` cannot be written; BlockingIOError: another node has them.
+    """
+    make_folder(state_dir, private=True)
+    lock = open_file(state_dir / f".{client}.lock", "ab", private=True)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise
+    return lock
 
 
 def write_whole(path: Path, content: bytes, *, sync: bool = True, private: bool = False) -> None:
