@@ -6,6 +6,7 @@ simulation that writes no checkpoints the last one is in Flower's ``context.stat
 """
 
 import fcntl
+import json
 import logging
 import re
 import secrets
@@ -49,6 +50,7 @@ _DTYPES = {
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 }  # fmt: skip
 _OURS = re.compile(r"[0-9]{8,}\.(json|safetensors)|\.[0-9]{8,}\.(json|safetensors)\.new")
+_MANIFEST_BYTES = 4_000_000
 _IDENTITY = re.compile(r"[!-~]{1,100}")
 
 
@@ -401,6 +403,7 @@ class FileStore:
         said = {item.name: getattr(version, item.name) for item in fields(version)}
         del said["number"], said["size"]
         said |= {"bytes": len(content), "sha256": digest(content)}
+        _check_manifest(said)
         try:
             make_folder(self.directory, private=self._sync)
             write_whole(path, content, sync=self._sync, private=self._sync)
@@ -500,6 +503,16 @@ def _round(key: str, value: object, low: int = 0) -> int:
     if type(value) is not int or not low <= value < _ROUNDS:
         raise _wrong(key, value, f"a whole number from {low} to {_ROUNDS - 1}")
     return value
+
+
+def _check_manifest(said: Mapping[str, Any]) -> None:
+    """Refuse what cannot be written: the scalars of the message are in it, and they are the server's."""
+    try:
+        size = len(json.dumps(said))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FloretError("the server's message has scalars that cannot be kept with the personal model") from error
+    if size > _MANIFEST_BYTES:
+        raise FloretError(f"the server's message has {size} bytes of scalars, more than can be kept; at most 4 MB")
 
 
 def _close_to_others(directory: Path) -> None:

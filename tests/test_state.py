@@ -642,3 +642,13 @@ def test_a_quota_that_is_none_is_refused(node: dict[str, Any]) -> None:
         Quota.of(node)
     assert Quota.of({}) == Quota()
     assert Quota.of({"keep-runs": 3, "keep-gb": 1}) == Quota(runs=3, bytes=10**9)
+
+
+@pytest.mark.parametrize("scalar", [b"bytes", "x" * 5_000_000])
+def test_scalars_that_cannot_be_kept_are_refused(tmp_path: Path, scalar: Any) -> None:
+    train(tmp_path, 1)
+    before = files(tmp_path)
+    state = ClientState(store(tmp_path), at(2))
+    with pytest.raises(FloretError, match="the server's message has"):
+        state.commit(2, {"w": torch.zeros(1)}, {"message": {"more": scalar}})
+    assert files(tmp_path) == before
