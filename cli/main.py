@@ -11,6 +11,7 @@ from cli.report import report
 from cli.reproduce import reproduce
 from cli.run import run
 from cli.serve import export, predict
+from cli.state import state
 from cli.sweep import sweep
 from common.errors import FloretError
 
@@ -48,6 +49,7 @@ floret.add_command(predict)
 floret.add_command(report)
 floret.add_command(reproduce)
 floret.add_command(run)
+floret.add_command(state)
 floret.add_command(sweep)
 
 

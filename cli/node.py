@@ -20,6 +20,8 @@ from common.home import floret_home
 @click.option("--insecure", is_flag=True, help="No TLS: anyone on the network can read and alter what travels.")
 @click.option("--device", help="auto, cpu, cuda, cuda:1, ... instead of the run's.")
 @click.option("--max-wait", type=click.FloatRange(min=0), help="Give up after so many seconds without a SuperLink.")
+@click.option("--keep-runs", type=click.IntRange(min=1), help="Keep the models of so many runs that came first. [8]")
+@click.option("--keep-gb", type=click.IntRange(min=1), help="For all versions of a client in a federation. [20]")
 @click.option("--health-address", metavar="HOST:PORT", help="Serve gRPC's health protocol here.")
 def node(
     superlink: str,
@@ -32,6 +34,8 @@ def node(
     insecure: bool,
     device: str | None,
     max_wait: float | None,
+    keep_runs: int | None,
+    keep_gb: int | None,
     health_address: str | None,
 ) -> None:
     """Join a federation with this machine, and stay in it until stopped.
@@ -55,6 +59,8 @@ def node(
         state_dir=_absolute(state_dir) or floret_home() / "state",
         device=device,
         max_wait=max_wait,
+        keep_runs=keep_runs,
+        keep_gb=keep_gb,
         health_address=health_address,
     )
     Node(options).run()

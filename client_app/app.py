@@ -14,10 +14,11 @@ from flwr.clientapp import ClientApp
 from safetensors.torch import save_file
 
 from client_app.client import MODEL, ClientSetting, FloretClient
+from client_app.keeping import Quota
 from client_app.runtime import device_of, enter_app_folder, use_threads
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext, Store, identity
-from common.config import RunConfig, read_keys
-from common.errors import FloretError, one_line
+from common.config import RunConfig, one_of, read_keys
+from common.errors import ConfigError, FloretError, one_line
 from common.filters import ClientFilters
 from common.flower import in_simulation
 from common.home import floret_home
@@ -25,6 +26,7 @@ from common.names import without_prefix
 from common.registry import load_class
 from common.wire import find_record, pack, to_record
 from data import ClientData, load_client, load_own
+from strategies import METHODS
 from strategies.core import FloretStrategy, Method
 
 enter_app_folder()
@@ -54,8 +56,15 @@ class Request:
 
     @cached_property
     def config(self) -> RunConfig:
-        """The run config as it holds on this node, whose own ``device`` and ``data-dir`` go first."""
+        """The run config as it holds on this node, whose own ``device`` and ``data-dir`` go first.
+
+        Raises:
+            ConfigError: a key is not what it must be, or the method is none; before anything is made in its name.
+        """
         config, node = read_keys(RunConfig, self.context.run_config), self.context.node_config
+        wrong = one_of(config.method, METHODS)
+        if wrong:
+            raise ConfigError(f"method = {config.method!r:.60}: {wrong}")
         return replace(
             config,
             device=str(node.get("device", config.device)),
@@ -139,7 +148,7 @@ class Request:
             method=method,
             parameters=method.read_parameters(config.method, self.context.run_config),
             data=self.data,
-            state=ClientState(self.store, at),
+            state=ClientState(self.store, at, None if in_simulation() else Quota.of(self.context.node_config)),
             device=device_of(config.device),
             filters=self.filters(),
         )
@@ -176,13 +185,19 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
             content = handler(request)
         except FloretError as error:
             log.error("Client %s: %s", request.name, error)
-            content = RecordDict({"error": ConfigRecord({"reason": str(error)})})
+            content = _refusal(str(error))
         except Exception as error:  # whatever fails here must reach the server as a reason, not as silence
             log.exception("Client %s failed", request.name)
-            content = RecordDict({"error": ConfigRecord({"reason": f"{type(error).__name__}: {one_line(error)}"})})
+            content = _refusal(f"{type(error).__name__}: {one_line(error)}")
         return Message(content, reply_to=message)
 
     return handle
+
+
+def _refusal(reason: str) -> RecordDict:
+    # A path in it may have bytes that are no text: as such they could not travel.
+    reason = reason.encode("utf-8", "backslashreplace").decode("utf-8")
+    return RecordDict({"error": ConfigRecord({"reason": reason})})
 
 
 def notes_of(client: FloretClient) -> dict[str, ConfigRecord]:

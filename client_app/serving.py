@@ -16,12 +16,13 @@ from client_app.batches import normalise
 from client_app.client import ClientSetting, FloretClient
 from client_app.runtime import device_of
 from client_app.state import ClientState, FileStore
-from common.config import RunConfig, one_of, read_keys
+from common.config import RunConfig, folder_name, one_of, read_keys
 from common.durable import write_whole
 from common.errors import FloretError
 from common.names import without_prefix
 from common.registry import load_class
 from data import ClientData, Split
+from strategies import METHODS
 from strategies.core import FloretStrategy, Method
 
 _BATCH = 256
@@ -163,6 +164,9 @@ def find_personal(state_dir: Path, federation: str, method: str | None, client: 
     """
     if not state_dir.is_dir():
         raise FloretError(f"--state-dir {state_dir}: is not a directory")
+    wrong = folder_name(federation)
+    if wrong:
+        raise FloretError(f"--federation {federation!r}: {wrong}")
     method = _choose(state_dir / federation, "--method", method)
     client = _choose(state_dir / federation / method, "--client-name", client)
     return FileStore(state_dir / federation / method / client, sync=True)
@@ -200,12 +204,15 @@ def load_personal(store: FileStore, device: str = "cpu") -> Personal:
         inputs = about["inputs"]
         shape, dtype = tuple(inputs["shape"]), getattr(torch, inputs["dtype"])
         message = dict(about["message"])
+        wrong = one_of(config.method, METHODS)
+        if wrong:
+            raise FloretError(f"{store.directory}: is of the method {config.method!r:.60}, which {wrong}")
         method: type[Method] = load_class("strategies", config.method, FloretStrategy)
         # Older states have the parameters among the message's scalars.
         own = about.get("parameters") or without_prefix(message, f"{config.method}.")
         parameters = method.read_parameters(config.method, {f"{config.method}.{key}": v for key, v in own.items()})
         classes = int(message["num-classes"])
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise FloretError(f"{store.directory}: was written by another version of Floret") from error
     nothing = Split(torch.zeros(0, *shape, dtype=dtype), torch.zeros(0, dtype=torch.int64))
     data = ClientData(nothing, nothing, nothing, classes, shape)

@@ -6,10 +6,13 @@ simulation that writes no checkpoints the last one is in Flower's ``context.stat
 """
 
 import fcntl
+import json
+import logging
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -18,13 +21,37 @@ from flwr.app import ConfigRecord, RecordDict
 from safetensors.torch import load, save
 from torch import Tensor
 
+from client_app.keeping import SHARE, Quota, Version, kept
 from common.config import RunConfig, folder_name
-from common.durable import DamagedError, digest, read_checked, read_manifest, write_manifest, write_whole
+from common.durable import (
+    DamagedError,
+    digest,
+    make_folder,
+    open_file,
+    read_checked,
+    read_manifest,
+    write_manifest,
+    write_whole,
+)
 from common.errors import FloretError
 from common.wire import from_record, to_record
 
+log = logging.getLogger("flwr")
+
 TENSORS = "floret.tensors"
 MANIFEST = "floret.manifest"
+
+# What a message may say: rounds below this, and so often resumed.
+_ROUNDS, _RESUMES = 2**31, 10_000
+_LINEAGE = re.compile(r"[!-~]{1,100}")
+# The types of tensors that a method can have in its state; whatever else a file has was not written by one.
+_DTYPES = {
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+}  # fmt: skip
+_OURS = re.compile(r"[0-9]{8,}\.(json|safetensors)|\.[0-9]{8,}\.(json|safetensors)\.new")
+_MANIFEST_BYTES = 4_000_000
+_IDENTITY = re.compile(r"[!-~]{1,100}")
 
 
 @dataclass(frozen=True)
@@ -49,14 +76,23 @@ class RoundContext:
 
     @classmethod
     def of(cls, message: Mapping[str, Any], config: RunConfig, *, over: bool) -> Self:
-        """Return that of a message with these scalars."""
+        """Return that of a message with these scalars.
+
+        Raises:
+            FloretError: one of them is missing, or is not what a server of Floret sends.
+        """
+        lineage, resumed = message.get("session.lineage"), message.get("session.resumed")
+        if not isinstance(lineage, str) or not _LINEAGE.fullmatch(lineage):
+            raise _wrong("session.lineage", lineage, "a name of 1 to 100 letters")
+        if not isinstance(resumed, list | tuple) or len(resumed) > _RESUMES:
+            raise _wrong("session.resumed", resumed, f"a list of at most {_RESUMES} rounds")
         return cls(
-            lineage=str(message["session.lineage"]),
-            round=int(message["round"]),
+            lineage=lineage,
+            round=_round("round", message.get("round"), 0 if over else 1),
             over=over,
             fresh=config.client_state == "fresh",
-            checkpointed=int(message["session.checkpointed"]),
-            resumed=tuple(message["session.resumed"]),
+            checkpointed=_round("session.checkpointed", message.get("session.checkpointed")),
+            resumed=tuple(_round("session.resumed", back) for back in resumed),
         )
 
     def knows(self, version: "Version") -> bool:
@@ -67,25 +103,6 @@ class RoundContext:
     def has_seen(self, version: "Version") -> bool:
         """Return whether a version that it knows is from before the message."""
         return version.round < self.round or (self.over and version.round == self.round)
-
-
-@dataclass(frozen=True)
-class Version:
-    """The outcome of one round.
-
-    Attributes:
-        number: its place among a client's versions.
-        lineage, attempt, round: of the server; ``attempt`` counts how often the run had been resumed.
-        first: the first round of this lineage that the client took part in.
-        about: how to build the model again.
-    """
-
-    number: int
-    lineage: str
-    attempt: int
-    round: int
-    first: int
-    about: dict[str, Any] = field(default_factory=dict)
 
 
 class Store(Protocol):
@@ -101,8 +118,8 @@ class Store(Protocol):
             DamagedError: they are not what was written.
         """
 
-    def write(self, version: Version, tensors: Mapping[str, Tensor]) -> None:
-        """Add a version.
+    def write(self, version: Version, tensors: Mapping[str, Tensor]) -> Version:
+        """Add a version, and return it with its size.
 
         Raises:
             FloretError: it cannot be written; those that were there still are.
@@ -118,6 +135,7 @@ class ClientState:
     Args:
         store: where versions are.
         at: the message's; by default the newest version counts, whatever it is from.
+        quota: how much of the past is kept; by default no milestones, as a simulation needs none.
 
     Attributes:
         notes: what was found damaged, a line each.
@@ -126,9 +144,10 @@ class ClientState:
         FloretError: no version fits the message, or none is intact; nothing was changed.
     """
 
-    def __init__(self, store: Store, at: RoundContext | None = None) -> None:
+    def __init__(self, store: Store, at: RoundContext | None = None, quota: Quota | None = None) -> None:
         self._store = store
         self._at = at or RoundContext(round=2**31)
+        self._quota = quota or Quota(milestones=())
         self.notes: list[str] = []
         self._versions = store.versions(self.notes)
         self._version: Version | None = None
@@ -146,7 +165,7 @@ class ClientState:
             if self.notes:
                 raise FloretError(
                     f"no intact version of the client's state is left ({'; '.join(self.notes)}); "
-                    "bring the files back from a copy, or move them away to start anew"
+                    "see floret state list, bring the files back from a copy, or move them away to start anew"
                 )
         if self._version and self.notes:
             self.notes.append(f"went on from the client's state after round {self._version.round}")
@@ -155,6 +174,11 @@ class ClientState:
     def round(self) -> int:
         """The round that the version at hand is from, 0 if there is none."""
         return self._version.round if self._version else 0
+
+    @property
+    def number(self) -> int:
+        """The number of the version at hand, 0 if there is none."""
+        return self._version.number if self._version else 0
 
     @property
     def about(self) -> dict[str, Any]:
@@ -169,27 +193,64 @@ class ClientState:
         """Keep ``tensors`` as the outcome of ``server_round``; what they supersede goes after they are safe.
 
         Left are: the new version; the one it was made from; the last one that the server's checkpoint can ask for; and
-        the last one of another lineage.
+        of other lines, as of this line's past, what ``client_app.keeping`` says.
 
         Raises:
-            FloretError: they cannot be written; the state is as it was.
+            FloretError: they cannot be written, or are larger than the quota allows; the state is as it was.
         """
-        at = self._at
-        own = [version for version in self._versions if at.knows(version)]
-        first = min([server_round, *(version.first for version in own)])
+        self._check_size(sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
+        at, base = self._at, self._version
+        own = self._own()
         number = max((version.number for version in self._versions), default=0) + 1
-        new = Version(number, at.lineage, len(at.resumed), server_round, first, about or {})
-        self._store.write(new, tensors)
+        line = number if not own or self._breaks(own[0], server_round) else own[0].line
         safe = [v for v in own if v.round <= min(at.checkpointed, server_round - 1)]
-        others = [version for version in self._versions if version.lineage != at.lineage]
-        keep = {version.number for version in (self._version, *safe[:1], *others[:1]) if version}
-        self._versions = [new, *(version for version in self._versions if version.number in keep)]
+        needed = [version for version in (base, *safe[:1]) if version]
+        new = Version(
+            number=number,
+            lineage=at.lineage,
+            attempt=len(at.resumed),
+            round=server_round,
+            first=min([server_round, *(version.first for version in own)]),
+            about=about or {},
+            checkpointed=min(at.checkpointed, server_round),
+            line=line,
+            trained=1 + (base.trained if base and base.line == line else 0),
+            beside=tuple(version.number for version in needed),
+        )
+        new = self._store.write(new, tensors)
+        self._versions = [new, *self._versions]
+        stay = kept(self._versions, new, needed, self._quota, self._is_intact)
+        for line in {version.line for version in self._versions if version.number not in stay and version.line != line}:
+            if not any(version.line == line for version in self._versions if version.number in stay):
+                log.info("Of a run before this one the personal model is not kept any more; see keep-runs, keep-gb")
+        self._versions = [version for version in self._versions if version.number in stay]
         self._store.keep(self._versions)
         self._version, self._tensors = new, dict(tensors)
 
+    def _own(self) -> list[Version]:
+        """Return the versions of the message's lineage that its messages may go on from, newest first.
+
+        What is kept only to be brought back by hand is not among them: between it and what a message asks for, rounds
+        are missing.
+        """
+        own = [version for version in self._versions if self._at.knows(version)]
+        if own and own[0].beside is not None:
+            numbers = {own[0].number, *own[0].beside}
+            own = [version for version in own if version.number in numbers]
+        return own
+
+    def _breaks(self, last: Version, server_round: int) -> bool:
+        """Return whether the message goes back further than its own server said it could, from its line's ``last``."""
+        at = self._at
+        line = [version for version in self._versions if version.line == last.line and version.lineage == at.lineage]
+        if any(version.round > server_round for version in line if at.knows(version)):
+            return True
+        undone = [version for version in line if not at.knows(version)]
+        return any(version.checkpointed > min(at.resumed[version.attempt :]) for version in undone)
+
     def _candidates(self) -> list[Version]:
         at = self._at
-        own = [version for version in self._versions if at.knows(version)]
+        own = self._own()
         others = [] if at.fresh else [version for version in self._versions if version.lineage != at.lineage]
         past = [version for version in own if at.has_seen(version)]
         if not past and own and at.round > own[-1].first:
@@ -199,6 +260,21 @@ class ClientState:
                 "earlier is left; resume the server from a later checkpoint"
             )
         return past + others
+
+    def _check_size(self, size: int) -> None:
+        most = self._quota.bytes // SHARE
+        if size > most:
+            raise FloretError(
+                f"the personal state of this run has {size} bytes; with keep-gb = {self._quota.bytes / 1e9:g} this "
+                f"node keeps at most {most} for a version, so that several have room"
+            )
+
+    def _is_intact(self, version: Version) -> bool:
+        try:
+            self._store.read(version)
+        except DamagedError:
+            return False
+        return True
 
 
 class ContextStore:
@@ -217,7 +293,7 @@ class ContextStore:
         arrays = from_record(self._record.array_records[TENSORS])
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def write(self, version: Version, tensors: Mapping[str, Tensor]) -> None:
+    def write(self, version: Version, tensors: Mapping[str, Tensor]) -> Version:
         """Replace the last version."""
         self._record[TENSORS] = to_record({name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()})
         self._record[MANIFEST] = ConfigRecord(
@@ -228,6 +304,7 @@ class ContextStore:
                 "first": version.first,
             }
         )
+        return version
 
     def keep(self, versions: Iterable[Version]) -> None:
         """Do nothing: writing has replaced the others."""
@@ -238,6 +315,11 @@ class FileStore:
 
     The manifest is written last, so a version is there whole or not at all; a file of tensors without a manifest is
     what a crash left and is removed with the next commit. Nothing is ever unpickled.
+
+    Args:
+        directory: the client's.
+        sync: as on a node: return only when the disk has what was written; and whatever is made here is its owner's
+            alone (files 0600, directories 0700).
     """
 
     def __init__(self, directory: Path, *, sync: bool) -> None:
@@ -251,7 +333,7 @@ class FileStore:
         Raises:
             FloretError: a name cannot be that of a directory.
         """
-        for what, name in (("federation", federation), ("client-name", client)):
+        for what, name in (("federation", federation), ("method", method), ("client-name", client)):
             wrong = folder_name(name)
             if wrong:
                 raise FloretError(f"{what} = {name!r}: {wrong}")
@@ -265,8 +347,8 @@ class FileStore:
             FloretError: another one has it now, or the directory cannot be written.
         """
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            file = (self.directory / "lock").open("a")
+            make_folder(self.directory, private=self._sync)
+            file = open_file(self.directory / "lock", "ab", private=self._sync)
         except OSError as error:
             raise FloretError(f"state-dir: {self.directory} cannot be written ({error.strerror})") from error
         with file:
@@ -274,70 +356,173 @@ class FileStore:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise FloretError(f"state-dir: {self.directory} is in use by another process") from error
+            if self._sync:
+                _close_to_others(self.directory)
             yield
 
     def versions(self, notes: list[str]) -> list[Version]:
         """Return the versions, newest first; a manifest that is damaged adds a line to ``notes``."""
         found = []
-        for path in sorted(self.directory.glob("*.json"), reverse=True):
+        for number in self.numbers():
             try:
-                content = read_manifest(path)
+                found.append(self._manifest(number)[0])
             except DamagedError as error:
                 notes.append(str(error))
-                continue
-            found.append(
-                Version(
-                    int(path.stem), **{key: content[key] for key in ("lineage", "attempt", "round", "first", "about")}
-                )
-            )
-        return found
+        # Manifests from before lines were written: the versions of one lineage are one.
+        lines: dict[str, int] = {}
+        for version in found:
+            line = version.line or version.number
+            lines[version.lineage] = min(line, lines.get(version.lineage, line))
+        return [version if version.line else replace(version, line=lines[version.lineage]) for version in found]
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of all versions, damaged or not, newest first."""
+        names = (path.stem for path in self.directory.glob("*.json") if _OURS.fullmatch(path.name))
+        return sorted((int(name) for name in names), reverse=True)
 
     def read(self, version: Version) -> dict[str, Tensor]:
         """Return a version's tensors; see ``Store``."""
-        manifest, path = self._paths(version)
-        content = read_manifest(manifest)
-        return load(read_checked(path, content["bytes"], content["sha256"]))
+        _, size, checksum = self._manifest(version.number)
+        path = self._paths(version.number)[1]
+        content = read_checked(path, size, checksum)
+        try:
+            tensors = load(content)
+        except Exception as error:  # the checksum is right, and what was written with it is no file of tensors
+            raise DamagedError(f"{path} is damaged: it is not a file of tensors") from error
+        for name, tensor in tensors.items():
+            if not name.isprintable() or tensor.dtype not in _DTYPES:
+                raise DamagedError(f"{path} is damaged: {name!r:.60} is not a tensor of a personal model")
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise DamagedError(f"{path} is damaged: {name} is not finite")
+        return tensors
 
-    def write(self, version: Version, tensors: Mapping[str, Tensor]) -> None:
+    def write(self, version: Version, tensors: Mapping[str, Tensor]) -> Version:
         """Add a version; see ``Store``."""
         content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-        manifest, path = self._paths(version)
-        said = {item.name: getattr(version, item.name) for item in fields(version) if item.name != "number"}
+        manifest, path = self._paths(version.number)
+        said = {item.name: getattr(version, item.name) for item in fields(version)}
+        del said["number"], said["size"]
+        said |= {"bytes": len(content), "sha256": digest(content)}
+        _check_manifest(said)
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            write_whole(path, content, sync=self._sync)
-            write_manifest(manifest, said | {"bytes": len(content), "sha256": digest(content)}, sync=self._sync)
+            make_folder(self.directory, private=self._sync)
+            write_whole(path, content, sync=self._sync, private=self._sync)
+            write_manifest(manifest, said, sync=self._sync, private=self._sync)
         except OSError as error:
             manifest.unlink(missing_ok=True)
             path.unlink(missing_ok=True)
             raise FloretError(
                 f"state-dir: {path} cannot be written ({error.strerror}); the client's state is as it was"
             ) from error
+        return replace(version, size=len(content))
 
     def keep(self, versions: Iterable[Version]) -> None:
         """Remove all other versions, manifest first, whatever is damaged, and whatever a crash left."""
-        kept = {path.name for version in versions for path in self._paths(version)}
+        kept = {path.name for version in versions for path in self._paths(version.number)}
         # In order, so that a manifest goes before its tensors.
         for path in sorted(self.directory.glob("*")):
-            if path.name not in kept and path.suffix in (".json", ".safetensors", ".new"):
+            if path.name not in kept and _OURS.fullmatch(path.name):
                 path.unlink(missing_ok=True)
 
-    def _paths(self, version: Version) -> tuple[Path, Path]:
-        stem = self.directory / f"{version.number:08d}"
+    def written(self, number: int) -> float:
+        """Return when a version was written, in seconds since 1970.
+
+        Raises:
+            OSError: it is not there.
+        """
+        return self._paths(number)[0].stat().st_mtime
+
+    def _manifest(self, number: int) -> tuple[Version, int, str]:
+        """Return what a manifest says: the version, and size and checksum of its tensors.
+
+        Raises:
+            DamagedError: it cannot be read, or is not one of a version.
+        """
+        path = self._paths(number)[0]
+        content = read_manifest(path)
+        try:
+            counts = {key: content.get(key, 0) for key in ("attempt", "round", "first", "checkpointed", "line")}
+            counts |= {"trained": content.get("trained", 1), "bytes": content["bytes"]}
+            beside = content.get("beside")
+            fine = (
+                {"attempt", "round", "first"} <= content.keys()
+                and all(type(count) is int and 0 <= count < 2**63 for count in counts.values())
+                and isinstance(content["lineage"], str)
+                and isinstance(content["about"], dict)
+                and isinstance(content["sha256"], str)
+                and (beside is None or all(type(other) is int for other in beside))
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DamagedError(f"{path} is damaged: it is not a manifest of a version") from error
+        if not fine:
+            raise DamagedError(f"{path} is damaged: it is not a manifest of a version")
+        size = counts.pop("bytes")
+        if "trained" not in content:  # from before it was written: as many as there can have been
+            counts["trained"] = max(min(counts["round"] - counts["first"] + 1, number), 1)
+        version = Version(
+            number=number,
+            lineage=content["lineage"],
+            about=content["about"],
+            beside=None if beside is None else tuple(beside),
+            size=size,
+            **counts,
+        )
+        return version, size, content["sha256"]
+
+    def _paths(self, number: int) -> tuple[Path, Path]:
+        stem = self.directory / f"{number:08d}"
         return stem.with_suffix(".json"), stem.with_suffix(".safetensors")
 
 
 def identity(state_dir: Path) -> str:
-    """Return the random text that names this state directory, made at the first call.
+    """Return the random text that names this state directory, made at the first call, or anew if it is damaged.
 
     Raises:
         FloretError: the directory cannot be written.
     """
     path = state_dir / "identity"
     try:
-        state_dir.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            write_whole(path, secrets.token_hex(16).encode())
-        return path.read_text()
+        make_folder(state_dir, private=True)
+        if path.exists():
+            found = path.read_bytes().decode("ascii", "replace").strip()
+            if _IDENTITY.fullmatch(found):
+                return found
+            log.warning("%s: is damaged; this state directory gets another identity", path)
+        new = secrets.token_hex(16)
+        write_whole(path, new.encode(), private=True)
+        return new
     except OSError as error:
         raise FloretError(f"state-dir: {state_dir} cannot be written ({error.strerror})") from error
+
+
+def _wrong(key: str, value: object, right: str) -> FloretError:
+    return FloretError(f"{key} = {value!r:.60}: must be {right}; the server's message is not one of Floret's")
+
+
+def _round(key: str, value: object, low: int = 0) -> int:
+    if type(value) is not int or not low <= value < _ROUNDS:
+        raise _wrong(key, value, f"a whole number from {low} to {_ROUNDS - 1}")
+    return value
+
+
+def _check_manifest(said: Mapping[str, Any]) -> None:
+    """Refuse what cannot be written: the scalars of the message are in it, and they are the server's."""
+    try:
+        size = len(json.dumps(said))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FloretError("the server's message has scalars that cannot be kept with the personal model") from error
+    if size > _MANIFEST_BYTES:
+        raise FloretError(f"the server's message has {size} bytes of scalars, more than can be kept; at most 4 MB")
+
+
+def _close_to_others(directory: Path) -> None:
+    """Take from others what an earlier version of Floret let them have: the directory of a client and its files."""
+    opened = []
+    for path in (directory, *directory.iterdir()):
+        with suppress(OSError):  # of another user, who sees to it
+            mode = path.stat(follow_symlinks=False).st_mode
+            if mode & 0o077 and not path.is_symlink():
+                path.chmod(mode & 0o700)
+                opened.append(path)
+    if opened:
+        log.warning("%s: others could read it; from now on only its owner can", directory)

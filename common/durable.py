@@ -1,11 +1,12 @@
 """Files that are there whole or not at all: written under another name, flushed to the disk, then renamed."""
 
+import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from common.errors import FloretError
 
@@ -16,20 +17,62 @@ class DamagedError(FloretError):
     """A file is truncated or altered; the message names it."""
 
 
-def write_whole(path: Path, content: bytes, *, sync: bool = True) -> None:
+def make_folder(path: Path, *, private: bool) -> None:
+    """Make a directory and those above it that are missing; with ``private`` only their owner can look into them.
+
+    Raises:
+        OSError: it cannot be made. One that is there is left as it is.
+    """
+    if private:
+        for folder in (*reversed(path.parents), path):
+            if not folder.exists():
+                folder.mkdir(mode=0o700, exist_ok=True)
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def open_file(path: Path, mode: str, *, private: bool) -> IO[bytes]:
+    """Open a file to be written; with ``private`` one that only its owner can read, from its first moment on.
+
+    Raises:
+        OSError: as ``open``.
+    """
+    file: IO[bytes] = open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600 if private else 0o666))  # noqa: SIM115
+    return file
+
+
+def claim_client(state_dir: Path, client: str) -> IO[bytes]:
+    """Keep other nodes from this client's states, in all federations, for as long as the returned file is open.
+
+    Raises:
+        OSError: ``state_dir`` cannot be written; BlockingIOError: another node has them.
+    """
+    make_folder(state_dir, private=True)
+    lock = open_file(state_dir / f".{client}.lock", "ab", private=True)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise
+    return lock
+
+
+def write_whole(path: Path, content: bytes, *, sync: bool = True, private: bool = False) -> None:
     """Write ``path`` so that a crash at any moment leaves the old content or the new, never a part.
 
     Args:
         path: the file; its directory exists.
         content: what it will have.
         sync: return only when the disk has it; without, a crash of the machine (not of the process) may lose it.
+        private: nobody but its owner can read it.
 
     Raises:
         OSError: it cannot be written; the old content is still there.
     """
     new = path.with_name(f".{path.name}.new")
     try:
-        with new.open("wb") as file:
+        if private:
+            new.unlink(missing_ok=True)  # what a crash left may be open to others
+        with open_file(new, "wb", private=private) as file:
             file.write(content)
             file.flush()
             if sync:
@@ -46,10 +89,10 @@ def write_whole(path: Path, content: bytes, *, sync: bool = True) -> None:
             os.close(folder)
 
 
-def write_manifest(path: Path, content: Mapping[str, Any], *, sync: bool = True) -> None:
+def write_manifest(path: Path, content: Mapping[str, Any], *, sync: bool = True, private: bool = False) -> None:
     """Write ``content`` as JSON with a checksum of its own; see ``write_whole``."""
     text = json.dumps({**content, CHECKSUM: _checksum(content)})
-    write_whole(path, text.encode(), sync=sync)
+    write_whole(path, text.encode(), sync=sync, private=private)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -60,12 +103,15 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_bytes())
+        if not isinstance(content, dict):
+            raise TypeError("not a table")
         checksum = content.pop(CHECKSUM)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        right = checksum == _checksum(content)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedError(f"{path} is damaged: it is not a complete manifest") from error
-    if checksum != _checksum(content):
+    if not right:
         raise DamagedError(f"{path} is damaged: its checksum is wrong")
-    return content  # type: ignore[no-any-return]
+    return content
 
 
 def digest(content: bytes) -> str:

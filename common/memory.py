@@ -1,6 +1,7 @@
 """Memory allocation of this process."""
 
 import ctypes
+import os
 
 _M_MMAP_THRESHOLD = -3
 
@@ -16,3 +17,18 @@ def return_freed_memory() -> None:
     except (OSError, AttributeError, TypeError):
         return
     mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+
+
+def available_memory() -> int:
+    """Return how many bytes new data can have; where the system does not tell, all of its memory."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 2**62

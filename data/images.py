@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.config import nearest
-from common.durable import write_whole
+from common.durable import make_folder, write_whole
 from common.errors import DataError, one_line
 from data.files import entries, is_dir, is_file, status
 
@@ -71,8 +71,24 @@ def pool_parts(directory: Path) -> list[Path]:
 
 
 def class_folders(part: Path) -> list[Path]:
-    """Return the folders in ``part``, sorted by name; hidden ones are left out."""
-    return [path for path in entries(part) if is_dir(path)]
+    """Return the folders in ``part``, sorted by name; hidden ones are left out.
+
+    Raises:
+        DataError: one has a name that is not UTF-8, which no message could carry.
+    """
+    folders = [path for path in entries(part) if is_dir(path)]
+    for folder in folders:
+        if not _is_text(folder.name):
+            raise DataError(f"{part} has a folder whose name is not UTF-8: {os.fsencode(folder.name)!r}; rename it")
+    return folders
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def class_names(directory: Path, parts: Sequence[Path], names: tuple[str, ...], num_classes: int) -> tuple[str, ...]:
@@ -189,12 +205,12 @@ def decoded(cache: Path | None, key: object, decode: Callable[[], npt.NDArray[np
         log.warning("%s: is decoded anew (%s)", cache / name, one_line(error))
     pixels = decode()
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        make_folder(cache, private=True)
         for old in cache.glob("images-*.npy"):
             old.unlink()
         content = io.BytesIO()
         np.save(content, pixels, allow_pickle=False)
-        write_whole(cache / name, content.getvalue(), sync=False)
+        write_whole(cache / name, content.getvalue(), sync=False, private=True)
     except OSError as error:
         log.warning("%s: decoded images are not kept (%s)", cache, error.strerror)
     return pixels
@@ -255,6 +271,8 @@ def _decode(file: str, form: Form) -> npt.NDArray[np.uint8]:
                     f"{file}: has more than 8 bits a channel (mode {opened.mode}); save it with the range that counts "
                     "as 0 to 255"
                 )
+            if opened.format == "PNG" and not _has_end(file):
+                raise DataError(f"{file}: cannot be decoded (it is truncated: the end of a PNG is missing)")
             channels = form.channels or (1 if opened.mode in _GREY else 3)
             image = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
         if form.size:
@@ -267,6 +285,17 @@ def _decode(file: str, form: Form) -> npt.NDArray[np.uint8]:
     except Exception as error:  # on corrupt files Pillow's decoders raise errors of many types
         raise DataError(f"{file}: cannot be decoded ({one_line(error) or type(error).__name__})") from error
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def _has_end(file: str) -> bool:
+    """Return whether a PNG is whole: of a small one all pixels may be in its first half, and Pillow takes it."""
+    with open(file, "rb") as content:
+        content.seek(8)
+        while len(head := content.read(8)) == 8:
+            if head[4:] == b"IEND":
+                return len(content.read(4)) == 4
+            content.seek(int.from_bytes(head[:4], "big") + 4, os.SEEK_CUR)
+    return False
 
 
 def _size(image: npt.NDArray[Any]) -> str:

@@ -1,5 +1,6 @@
 """Arrays from the user's own ``.npz`` files: read without pickle, and checked before anything computes with them."""
 
+import math
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,12 @@ from numpy.lib import format as npy
 from numpy.lib.npyio import NpzFile
 
 from common.errors import DataError
+from common.memory import available_memory
 
 # A larger label is probably an identifier, not a class; it would set the size of the head and of all label counts.
 MAX_CLASSES = 65536
+# So many classes are counted from labels alone; for more, a run has to say how many it means.
+MAX_COUNTED = 4096
 
 
 class Samples(NamedTuple):
@@ -54,6 +58,8 @@ def read_arrays(path: Path, names: Sequence[str]) -> list[npt.NDArray[Any]]:
         DataError: as ``check_arrays``, or an array is truncated, altered, empty, or made of Python objects.
     """
     arrays = []
+    for name in names:
+        _check_room(path, name)
     with _open(path, names) as file:
         for name in names:
             try:
@@ -97,11 +103,23 @@ def read_input_shape(path: Path, name: str = "x") -> tuple[int, ...]:
     """
     shape, dtype = read_shape(path, name)
     where = f"{path}: array {name}"
+    _check_room(path, name)
     try:
         return to_inputs(np.zeros((1, *shape[1:]), dtype), where).shape[1:]
     except DataError:
         # Again with the true shape, for the message; a broadcast array takes no memory and is refused before a copy.
         return to_inputs(np.broadcast_to(np.zeros((), dtype), shape), where).shape[1:]
+
+
+def _check_room(path: Path, name: str) -> None:
+    """Refuse an array that this machine has no memory for, before it is unpacked."""
+    shape, dtype = read_shape(path, name)
+    size, room = math.prod(shape) * dtype.itemsize, available_memory()
+    if size > room:
+        raise DataError(
+            f"{path}: array {name} has {size / 1e9:.1f} GB when it is unpacked, its shape is {shape}; "
+            f"this machine has {room / 1e9:.1f} GB left"
+        )
 
 
 def _open(path: Path, names: Sequence[str]) -> NpzFile:
@@ -133,11 +151,14 @@ def read_samples(path: Path, x_name: str = "x", y_name: str = "y") -> Samples:
     Raises:
         DataError: as ``read_arrays``, ``to_inputs`` and ``to_labels``, or the two arrays differ in length.
     """
-    x, y = read_arrays(path, [x_name, y_name])
-    samples = Samples(to_inputs(x, f"{path}: array {x_name}"), to_labels(y, f"{path}: array {y_name}"))
-    if len(samples.x) != len(samples.y):
-        raise DataError(f"{path}: {x_name} has {len(x)} samples, {y_name} has {len(y)} labels")
-    return samples
+    check_arrays(path, [x_name, y_name])
+    # What the headers tell first: a small file may be of many gigabytes when it is unpacked.
+    read_input_shape(path, x_name)
+    (n, *_), _ = read_shape(path, x_name)
+    y = read_labels(path, y_name)
+    if n != len(y):
+        raise DataError(f"{path}: {x_name} has {n} samples, {y_name} has {len(y)} labels")
+    return Samples(to_inputs(read_arrays(path, [x_name])[0], f"{path}: array {x_name}"), y)
 
 
 def read_labels(path: Path, name: str = "y") -> npt.NDArray[np.int64]:
@@ -146,7 +167,11 @@ def read_labels(path: Path, name: str = "y") -> npt.NDArray[np.int64]:
     Raises:
         DataError: as ``read_arrays`` and ``to_labels``.
     """
-    return to_labels(read_arrays(path, [name])[0], f"{path}: array {name}")
+    where = f"{path}: array {name}"
+    shape, dtype = read_shape(path, name)
+    if len(shape) != 1 or dtype.kind not in "iu":
+        to_labels(np.broadcast_to(np.zeros((), dtype), shape), where)
+    return to_labels(read_arrays(path, [name])[0], where)
 
 
 def to_inputs(x: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:
@@ -198,10 +223,16 @@ def class_count(largest: int, num_classes: int, where: str) -> int:
     """Return ``num_classes``, or ``largest + 1`` if it is 0.
 
     Raises:
-        DataError: starts with ``where``; a label does not fit into ``num_classes``.
+        DataError: starts with ``where``; a label does not fit into ``num_classes``, or asks for more than
+            ``MAX_COUNTED`` classes that nobody has named.
     """
     if num_classes and largest >= num_classes:
         raise DataError(f"{where} has label {largest}; num-classes = {num_classes} allows 0 to {num_classes - 1}")
+    if not num_classes and largest >= MAX_COUNTED:
+        raise DataError(
+            f"{where} has label {largest}, which would make {largest + 1} classes; labels are class numbers from 0; if "
+            "there are so many, set num-classes"
+        )
     return num_classes or largest + 1
 
 

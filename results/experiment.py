@@ -169,6 +169,8 @@ class Experiment:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}") from error
+        except RecursionError as error:
+            raise ConfigError(f"{path}: is nested too deeply") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: is not YAML ({' '.join(str(error).split())})") from error
         return cls(stem=path.stem, **_Reader(str(path)).experiment(content))

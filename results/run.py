@@ -233,6 +233,8 @@ def _read_rounds(file: Path) -> tuple[Round, ...]:
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
+        except RecursionError as error:
+            raise FloretError(f"{file}, line {number}: not a line of a history: it is nested too deeply") from error
         except ValueError as error:
             if number == len(lines):  # The run was killed while it wrote this line.
                 break
@@ -257,3 +259,5 @@ def _parse(file: Path, what: str, build: Callable[[], T]) -> T:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
         raise FloretError(f"{file} is not {what}: {printable(reason)}") from error
+    except RecursionError as error:
+        raise FloretError(f"{file} is not {what}: it is nested too deeply") from error

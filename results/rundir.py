@@ -80,7 +80,7 @@ class RunDirectory:
         try:
             content = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
             return {**content, "config": dict(content["config"]), "parameters": dict(content["parameters"])}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise FloretError(f"{self.path / 'config.json'}: cannot be read as a run's config") from error
 
     def write_config(self, values: Mapping[str, Any], about: Mapping[str, Any]) -> None:
@@ -103,7 +103,7 @@ class RunDirectory:
         lines = path.read_text(encoding="utf-8").splitlines()[:rounds] if path.is_file() else []
         try:
             history = [Round.from_json(json.loads(line)) for line in lines]
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise FloretError(f"{path}: a line before round {rounds} cannot be read") from error
         if [line.round for line in history] != list(range(1, rounds + 1)):
             raise FloretError(f"{path}: does not have the rounds 1 to {rounds} that the checkpoint is from")

@@ -129,7 +129,7 @@ class Runs:
         try:
             about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
             return Outcome(read_run(folder / about["run"]), about)
-        except (OSError, ValueError, KeyError, FloretError) as error:
+        except (OSError, ValueError, KeyError, RecursionError, FloretError) as error:
             raise FloretError(f"{folder}: cannot be read ({error}); remove it to make the run again") from error
 
     def check(self, spec: RunSpec) -> str:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors.numpy import load, save
 
 from common.durable import DamagedError, digest, read_checked, read_manifest, write_manifest, write_whole
@@ -120,13 +121,23 @@ class Checkpoints:
         notes: list[str] = []
         for manifest in self._manifests():
             try:
-                content = read_manifest(manifest)
-                own = _File(f"{manifest.stem}.safetensors", content["bytes"], content["sha256"])
-                tensors = self._read_tensors(own)
-                mail = self._read_mail(content)
+                return self._read(manifest), notes
             except DamagedError as error:
                 notes.append(str(error))
-                continue
+        found = "; ".join(notes) or "the run wrote none (checkpoint-every = 0), or this is not a run directory"
+        raise FloretError(f"resume: {self._folder} has no checkpoint to go on from: {found}")
+
+    def _read(self, manifest: Path) -> Checkpoint:
+        """Return one checkpoint.
+
+        Raises:
+            DamagedError: one of its files is not what was written, or what was written is no checkpoint.
+        """
+        content = read_manifest(manifest)
+        try:
+            own = _File(f"{manifest.stem}.safetensors", content["bytes"], content["sha256"])
+            tensors = self._read_tensors(own)
+            mail, places = self._read_mail(content)
             strategy = without_prefix(tensors, STRATEGY)
             if "mail" not in content:  # written before mail had files of its own: it was the strategy's
                 mail, strategy = _mail_of(strategy, content["round"]), {}
@@ -141,9 +152,13 @@ class Checkpoints:
                 about=content["about"],
                 seconds=content["seconds"],
             )
-            return checkpoint, notes
-        found = "; ".join(notes) or "the run wrote none (checkpoint-every = 0), or this is not a run directory"
-        raise FloretError(f"resume: {self._folder} has no checkpoint to go on from: {found}")
+            wrong = _wrong_with(checkpoint)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise DamagedError(f"{manifest} is damaged: it is not a manifest of a checkpoint") from error
+        if wrong:
+            raise DamagedError(f"{manifest} is damaged: {wrong}")
+        self._places = places
+        return checkpoint
 
     def _write_tensors(self, name: str, tensors: NamedArrays) -> _File:
         content = save(tensors)
@@ -151,7 +166,14 @@ class Checkpoints:
         return _File(name, len(content), digest(content))
 
     def _read_tensors(self, file: _File) -> NamedArrays:
-        return load(read_checked(self._folder / file.name, file.bytes, file.sha256))
+        if Path(file.name).name != file.name:
+            raise ValueError("a file somewhere else")
+        path = self._folder / file.name
+        content = read_checked(path, file.bytes, file.sha256)
+        try:
+            return load(content)
+        except Exception as error:  # the checksum is right, and what was written with it is no file of tensors
+            raise DamagedError(f"{path} is damaged: it is not a file of tensors") from error
 
     def _write_mail(self, checkpoint: Checkpoint) -> dict[str, _Place]:
         """Write the mail that no file has yet; return where all of it is."""
@@ -169,12 +191,11 @@ class Checkpoints:
                 places[client] = _Place(file, checkpoint.mail[client].round, size)
         return places
 
-    def _read_mail(self, manifest: Mapping[str, Any]) -> dict[str, Mail]:
+    def _read_mail(self, manifest: Mapping[str, Any]) -> tuple[dict[str, Mail], dict[str, _Place]]:
         files = {item["name"]: _File(**item) for item in manifest.get("files", [])}
         boxes = {name: _mail_of(self._read_tensors(file), 0) for name, file in files.items()}
         places = {c: _Place(files[name], sent, size) for c, (name, sent, size) in manifest.get("mail", {}).items()}
-        self._places = places
-        return {c: Mail(place.round, boxes[place.file.name][c].tensors) for c, place in places.items()}
+        return {c: Mail(place.round, boxes[place.file.name][c].tensors) for c, place in places.items()}, places
 
     def _manifests(self) -> Iterator[Path]:
         yield from sorted(self._folder.glob("round-*.json"), reverse=True)
@@ -189,11 +210,30 @@ class Checkpoints:
             needed.add(f"{manifest.stem}.safetensors")
             try:
                 needed |= {item["name"] for item in read_manifest(manifest).get("files", [])}
-            except DamagedError:
+            except (DamagedError, KeyError, TypeError):
                 continue  # it will be passed over, so nothing is kept for it
         for file in [*self._folder.glob("round-*.safetensors"), *self._folder.glob("mail-*.safetensors")]:
             if file.name not in needed:
                 file.unlink()
+
+
+def _wrong_with(checkpoint: Checkpoint) -> str:
+    """Return why no run can go on from a checkpoint whose checksums are right; an empty text if it can."""
+    counts = (checkpoint.round, *checkpoint.resumed, *(mail.round for mail in checkpoint.mail.values()))
+    if not all(type(count) is int and 0 <= count < 2**31 for count in counts):
+        return "it has a round that is none"
+    if not (isinstance(checkpoint.lineage, str) and isinstance(checkpoint.about, dict)):
+        return "it is not a manifest of a checkpoint"
+    if not (isinstance(checkpoint.seconds, int | float) and 0 <= checkpoint.seconds < float("inf")):
+        return "it has a time that is none"
+    for client in checkpoint.clients:
+        counts = (client.node_id, client.train, client.validation, client.test)
+        if not (isinstance(client.name, str) and isinstance(client.identity, str) and {*map(type, counts)} == {int}):
+            return "it has a client that is none"
+    for name, array in checkpoint.arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            return f"its tensor {name} is not finite"
+    return ""
 
 
 def _mail_of(tensors: NamedArrays, server_round: int) -> dict[str, Mail]:

@@ -6,6 +6,8 @@ import struct
 import subprocess
 import sys
 import tomllib
+import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import data
 from common.config import RunConfig, read_keys
 from common.errors import ConfigError, DataError
 from data.datasets import Source, load_pool, read_torchvision
-from data.npz import read_samples
+from data.npz import class_count, read_samples
 from data.partition import PARTITIONS, Scheme, partition
 
 ROOT = Path(__file__).parent.parent
@@ -473,8 +475,8 @@ IMAGES = np.zeros((12, 5, 6, 3), dtype=np.uint8)
             "x_train has samples of shape (3, 5, 5) and type uint8, x_test",
         ),
         ({"x_train": IMAGES.astype(np.float32)}, "and type float32, x_test of shape (3, 5, 6) and type uint8"),
-        ({"x_train": np.array([None] * 12)}, "array x_train cannot be read (Object arrays cannot be loaded"),
-        ({"y_train": np.array([{}] * 12)}, "array y_train cannot be read (Object arrays cannot be loaded"),
+        ({"x_train": np.array([None] * 12)}, "array x_train cannot be read (it is made of Python objects"),
+        ({"y_train": np.array([{}] * 12)}, "array y_train cannot be read (it is made of Python objects"),
         ({"y_train": np.arange(12.0)}, "array y_train has type float64; labels must be integers"),
         ({"y_train": np.zeros((12, 1), int)}, "array y_train has shape (12, 1); labels must have one dimension"),
         ({"y_train": np.arange(12) - 1}, "array y_train goes from -1 to 10; labels must be class numbers"),
@@ -787,3 +789,51 @@ def test_cifar_files_that_are_not_the_official_ones_are_not_unpickled(tmp_path):
     text = message(data.load_client, cfg, 0, 2)
     assert text.startswith(f"torchvision cannot read CIFAR10 in {tmp_path}: Dataset not found or corrupted")
     assert not (tmp_path / "sprung").exists()
+
+
+# --- files that are more than they seem -------------------------------------------------------------------------------
+
+
+def bomb(path, shape, dtype="u1", y=None):
+    """Write an npz whose x is zeros, which take next to no room in the file."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        with file.open("x.npy", "w", force_zip64=True) as content:
+            header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(content, header)
+            left = int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
+            while left > 0 and left < 2**32:
+                content.write(bytes(min(left, 2**20)))
+                left -= 2**20
+        with file.open("y.npy", "w") as content:
+            np.lib.format.write_array(content, np.arange(10) % 2 if y is None else y)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "text"),
+    [
+        ((10, 2, 3, 5_000_000), "u1", "has shape"),
+        ((10, 3, 2000, 5000), "i1", "has type int8"),
+        ((300, 1000, 1000), "u1", "x has 300 samples, y has 10 labels"),
+        ((10, 2**40), "u1", "this machine has"),
+        ((10, 3, 2**30, 2**30), "u1", "this machine has"),
+    ],
+)
+def test_a_small_file_that_unpacks_to_much_is_refused_unread(tmp_path, shape, dtype, text):
+    bomb(tmp_path / "a.npz", shape, dtype)
+    assert (tmp_path / "a.npz").stat().st_size < 2e6
+    tracemalloc.start()
+    try:
+        assert text in message(read_samples, tmp_path / "a.npz")
+        assert tracemalloc.get_traced_memory()[1] < 50e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_label_that_strayed_makes_no_classes(tmp_path):
+    assert class_count(4095, 0, "here") == 4096
+    assert class_count(65535, 65536, "here") == 65536
+    assert "here has label 65535, which would make 65536 classes" in message(class_count, 65535, 0, "here")
+    for part in ("train", "test"):
+        np.savez(tmp_path / f"{part}.npz", x=np.zeros((4, 3), np.float32), y=np.array([0, 1, 2, 65535]))
+    assert "has label 65535, which would make 65536 classes" in message(data.load_own, tmp_path, config(), "a")
+    assert data.load_own(tmp_path, config(num_classes=65536), "a").num_classes == 65536

@@ -14,9 +14,9 @@ import torch
 from PIL import Image
 
 import data
-from common.errors import ConfigError
+from common.errors import ConfigError, DataError
 from data.datasets import Source, load_pool
-from data.images import EXTENSIONS, Form, read_images
+from data.images import EXTENSIONS, Form, class_folders, read_images
 from tests.harness import federate
 from tests.test_data import ROOT, config, message
 
@@ -523,3 +523,26 @@ assert warnings.filters == before
 def test_keys_that_cannot_be_used():
     assert message(config, image_channels=2, kind=ConfigError) == "image-channels = 2: must be one of 0, 1, 3"
     assert message(config, image_size=-1, kind=ConfigError) == "image-size = -1: must be at least 0"
+
+
+@pytest.mark.parametrize("size", [8, 28])
+def test_a_small_png_that_is_cut_anywhere_is_refused(tmp_path, size):
+    folder = tmp_path / "train" / "cat"
+    folder.mkdir(parents=True)
+    Image.new("L", (size, size), 7).save(folder / "whole.png")
+    content = (folder / "whole.png").read_bytes()
+    assert read_images([str(folder / "whole.png")], Form(0, 0), mixed=False).shape == (1, 1, size, size)
+    for end in range(len(content)):
+        (folder / "cut.png").write_bytes(content[:end])
+        with pytest.raises(DataError, match="cannot be decoded"):
+            read_images([str(folder / "cut.png")], Form(0, 0), mixed=False)
+    (folder / "more.png").write_bytes(content + b"what some cameras write behind it")
+    assert len(read_images([str(folder / "more.png")], Form(0, 0), mixed=False)) == 1
+
+
+def test_a_class_folder_that_is_not_utf8_is_refused(tmp_path):
+    name = os.fsencode(tmp_path) + b"/train/caf\xe9"
+    os.makedirs(name)
+    with pytest.raises(DataError, match=r"has a folder whose name is not UTF-8: b'caf\\xe9'; rename it") as caught:
+        class_folders(tmp_path / "train")
+    str(caught.value).encode()

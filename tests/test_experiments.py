@@ -209,6 +209,9 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     broken.write_text("rows: [1,", encoding="utf-8")
     with pytest.raises(ConfigError, match="is not YAML"):
         Experiment.read(broken)
+    broken.write_text("[" * 5000 + "]" * 5000, encoding="utf-8")
+    with pytest.raises(ConfigError, match="is nested too deeply"):
+        Experiment.read(broken)
 
 
 def test_the_runs_of_a_table(tmp_path: Path) -> None:

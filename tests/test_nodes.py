@@ -533,6 +533,24 @@ def options(tmp_path: Path, port: int, **keys: Any) -> NodeOptions:
     return NodeOptions(**usual | keys)
 
 
+def test_a_key_that_others_can_read_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    arguments = ["certificates", str(tmp_path / "made"), "--host", "h", "--node", "n"]
+    command.floret.main(arguments, standalone_mode=False)
+    key = tmp_path / "made" / "nodes" / "n"
+    options(tmp_path, 1, key=key)
+    assert not caplog.text
+    key.chmod(0o640)
+    options(tmp_path, 1, key=key)
+    assert len(caplog.records) == 1
+    assert caplog.messages == [f"--key {key}: others on this machine may read or write it; chmod 600 {key}"]
+
+
+def test_a_node_says_how_much_it_keeps(tmp_path: Path) -> None:
+    assert not {"keep-runs", "keep-gb"} & options(tmp_path, 1).node_config().keys()
+    config = options(tmp_path, 1, keep_runs=3, keep_gb=5).node_config()
+    assert (config["keep-runs"], config["keep-gb"]) == (3, 5)
+
+
 def refusal(tmp_path: Path, port: int, **keys: Any) -> str:
     """Return why no connection can be made, and never will be as things are."""
     with pytest.raises(FloretError) as caught:

@@ -522,3 +522,12 @@ def test_command_lists_names(tmp_path: Path) -> None:
     result = floret("list", "methods", cwd=tmp_path)
     assert result.returncode == 0
     assert any(line.split()[0] == "pfakd" for line in result.stdout.splitlines())
+
+
+def test_a_history_that_is_nested_too_deeply_is_an_error_of_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(FloretError, match="nested too deeply"):
+        read_run(tmp_path)
+    (tmp_path / "history.jsonl").write_text("[" * 100_000 + "]" * 100_000 + "\n")
+    with pytest.raises(FloretError, match="line 1: not a line of a history: it is nested too deeply"):
+        read_run(tmp_path)

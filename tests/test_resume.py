@@ -12,7 +12,8 @@ import torch
 from flwr.app import Message
 from safetensors.numpy import load_file, save
 
-from common.durable import digest, write_manifest
+from client_app.app import app as client_app
+from common.durable import digest, read_manifest, write_manifest
 from common.errors import FloretError
 from server_app.checkpoint import Checkpoint, Checkpoints, Mail
 from strategies import METHODS
@@ -284,3 +285,99 @@ def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     assert not back.strategy
     assert {client: set(mail.tensors()) for client, mail in back.mail.items()} == {"a": {"w", "unit"}, "b": {"w"}}
     assert back.mail["b"].tensors()["w"][0] == 3
+
+
+def checkpointed(folder: Path) -> Path:
+    """Write checkpoints of rounds 1 and 2 with mail; return the manifest of the later one."""
+    checkpoints = Checkpoints(folder)
+    for r in (1, 2):
+        checkpoints.write(
+            Checkpoint(
+                round=r,
+                lineage="x",
+                resumed=(),
+                arrays=box(r),
+                strategy={},
+                mail={"a": Mail(r, partial(box, r))},
+                clients=[Client("a", 5, 10, 2, 3, "id")],
+                about={},
+                seconds=1.0,
+            )
+        )
+    return folder / "round-000002.json"
+
+
+ODD: dict[str, Any] = {
+    "no round": lambda c: c.pop("round"),
+    "no clients": lambda c: c.pop("clients"),
+    "no sum": lambda c: c.pop("sha256"),
+    "a text for a round": lambda c: c.update(round="2"),
+    "a round below 0": lambda c: c.update(round=-2),
+    "a huge round": lambda c: c.update(round=2**62),
+    "resumed": lambda c: c.update(resumed=["a"]),
+    "no list of resumed": lambda c: c.update(resumed=7),
+    "a client with other fields": lambda c: c.update(clients=[{"who": "a"}]),
+    "a client with a number for a name": lambda c: c["clients"][0].update(name=7),
+    "clients as text": lambda c: c.update(clients="ab"),
+    "files as text": lambda c: c.update(files="ab"),
+    "a file elsewhere": lambda c: c["files"][0].update(name="../x"),
+    "mail of nobody": lambda c: c["mail"].update(b=[c["files"][0]["name"], 2, 4000]),
+    "mail without a file": lambda c: c["mail"].update(a=["none", 2, 4000]),
+    "mail as a list": lambda c: c.update(mail=[1]),
+    "no time": lambda c: c.update(seconds=None),
+    "about": lambda c: c.update(about=[]),
+}
+
+
+@pytest.mark.parametrize("damage", ODD)
+def test_a_checkpoint_with_a_right_checksum_that_is_none_is_passed_over(tmp_path: Path, damage: str) -> None:
+    path = checkpointed(tmp_path)
+    content = read_manifest(path)
+    ODD[damage](content)
+    write_manifest(path, content)
+    checkpoint, notes = Checkpoints(tmp_path).read()
+    assert checkpoint.round == 1
+    assert len(notes) == 1
+    assert notes[0].startswith(f"{path} is damaged: ")
+    checkpointed(tmp_path)  # what is odd is no hindrance to the next ones
+
+
+@pytest.mark.parametrize("kind", ["round", "mail"])
+@pytest.mark.parametrize("content", [b"garbage" * 99, b"\x80\x04\x95.", b"", save({"global/w": np.full(9, np.nan)})])
+def test_tensors_of_a_checkpoint_that_are_none_are_passed_over(tmp_path: Path, kind: str, content: bytes) -> None:
+    path = checkpointed(tmp_path)
+    manifest = read_manifest(path)
+    file = tmp_path / f"{kind}-000002.safetensors"
+    file.write_bytes(content)
+    said = {"bytes": len(content), "sha256": digest(content)}
+    if kind == "round":
+        manifest |= said
+    else:
+        manifest["files"][-1] |= said
+    write_manifest(path, manifest)
+    checkpoint, notes = Checkpoints(tmp_path).read()
+    assert (checkpoint.round, len(notes)) == (1, 1)
+    assert "is damaged" in notes[0]
+
+
+def test_a_checkpoint_of_deep_tables_is_passed_over(tmp_path: Path) -> None:
+    path = checkpointed(tmp_path)
+    path.write_bytes(b'{"about": ' + b"[" * 100_000 + b"]" * 100_000 + b"}")
+    assert Checkpoints(tmp_path).read()[0].round == 1
+
+
+@pytest.mark.parametrize("method", ["../../elsewhere", "/absolute", "core.base", "core", "fedper.", "__init__", "none"])
+def test_a_method_that_is_none_makes_no_directory(tmp_path: Path, method: str) -> None:
+    """The server half refuses it, too; this is a server that does not."""
+    outcome = federate(tmp_path / "runs", 1, states=tmp_path / "states", method="fedper", rounds=1)
+    (context,) = outcome.grid.contexts.values()
+    context.run_config = {**context.run_config, "method": method.replace("/absolute", str(tmp_path / "absolute"))}
+    before = sorted(tmp_path.rglob("*"))
+    for message in outcome.grid.messages:
+        again = message.content
+        reply = client_app(Message(again, 1000, message.metadata.message_type), context)
+        if message.metadata.message_type not in ("query.describe", "query.export"):
+            reason = str(reply.content.config_records["error"]["reason"])
+            assert reason.startswith("method = ")
+            assert "must be one of fedavg, " in reason
+    assert sorted(tmp_path.rglob("*")) == before

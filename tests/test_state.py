@@ -2,6 +2,7 @@
 
 import os
 import resource
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,12 @@ from flwr.app import RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from client_app.keeping import Quota, Version
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext, identity
+from common.config import RunConfig, read_keys
+from common.durable import DamagedError, digest, read_manifest, write_manifest
 from common.errors import FloretError
+from tests.harness import run_config
 
 
 def store(folder: Path) -> FileStore:
@@ -285,6 +290,365 @@ def test_any_life_ends_where_an_undisturbed_one_does(tmp_path_factory: pytest.Te
             taken.append(server_round)
         else:
             assert train(folder, server_round, checkpointed=checkpointed, resumed=resumed) == len(taken) - 1
-        assert len(rounds(folder)) <= 3
+        versions = store(folder).versions([])
+        # Of the line that goes on, what its messages need; of each that a way back to the start has ended, its last.
+        assert len([version for version in versions if version.line == versions[0].line]) <= 3
+        assert len(versions) <= 3 + len([back for back in resumed if back == 0])
         if taken:
             assert value(folder, at(server_round, over=True, resumed=resumed)) == len(taken)
+
+
+def lineages(folder: Path) -> list[str]:
+    return [version.lineage for version in store(folder).versions([])]
+
+
+def test_runs_that_start_afresh_leave_the_personal_model_of_the_first(tmp_path: Path) -> None:
+    for r in (1, 2, 3):
+        train(tmp_path, r)
+    for i in range(30):
+        for r in (1, 2):
+            train(tmp_path, r, lineage=f"evil{i}", fresh=True)
+    versions = store(tmp_path).versions([])
+    good = [version for version in versions if version.lineage == "one"]
+    assert [float(store(tmp_path).read(version)["w"]) for version in good] == [3]
+    assert len(versions) <= 2 + Quota().runs + 2
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"resumed": (0,)},
+        {"resumed": (1,)},
+        {"resumed": (0, 0, 0)},
+        {"checkpointed": 2**31 - 1},
+        {"checkpointed": 5, "resumed": (5,)},
+        {},
+    ],
+)
+def test_a_server_that_goes_back_behind_its_word_takes_nothing(tmp_path: Path, forged: dict[str, Any]) -> None:
+    for r in range(1, 11):
+        train(tmp_path, r, checkpointed=r - 2 if r > 4 else 0)
+    for r in range(1, 9):
+        ClientState(store(tmp_path), at(1)).commit(1, {"w": torch.full((1,), -1.0)})
+        ClientState(store(tmp_path), at(1, **forged)).commit(r, {"w": torch.full((1,), -1.0)})
+    assert 10 in [float(store(tmp_path).read(version)["w"]) for version in store(tmp_path).versions([])]
+
+
+def test_more_rounds_of_the_same_run_leave_its_milestones(tmp_path: Path) -> None:
+    quota = Quota(milestones=(2, 4, 8))
+    for r in range(1, 41):
+        state = ClientState(store(tmp_path), at(r, checkpointed=r - 1), quota)
+        state.commit(r, {"w": torch.full((1,), float(r))})
+    assert rounds(tmp_path) == [40, 39, 8, 4, 2]
+    # They are for floret state restore: a message finds what it would without them.
+    with pytest.raises(FloretError, match="asks for round 6, but this client's state is of round 39 and 40"):
+        ClientState(store(tmp_path), at(6))
+    for r in (1, 2, 3):
+        ClientState(store(tmp_path), at(r, lineage="two", fresh=True), quota).commit(r, {"w": torch.zeros(1)})
+    assert [version.round for version in store(tmp_path).versions([]) if version.lineage == "one"] == [40, 8, 4, 2]
+
+
+def test_the_quota_of_bytes_is_never_passed(tmp_path: Path) -> None:
+    quota = Quota(bytes=40_000)
+    for i in range(20):
+        for r in (1, 2, 3):
+            state = ClientState(store(tmp_path), at(r, lineage=f"run-{i}", fresh=True, checkpointed=r - 1), quota)
+            state.commit(r, {"w": torch.full((900,), float(i))})
+            assert sum(path.stat().st_size for path in store(tmp_path).directory.glob("*.safetensors")) <= 40_000
+    left = {float(store(tmp_path).read(version)["w"][0]) for version in store(tmp_path).versions([])}
+    assert {0.0, 1.0, 2.0, 18.0, 19.0} <= left
+    state = ClientState(store(tmp_path), at(1, lineage="large", fresh=True), quota)
+    before = files(tmp_path)
+    with pytest.raises(FloretError, match="has 4004 bytes; with keep-gb = 4e-05 this node keeps at most 4000"):
+        state.commit(1, {"w": torch.zeros(1001)})
+    assert files(tmp_path) == before
+
+
+def test_a_federation_of_an_earlier_version_of_floret_goes_on(tmp_path: Path) -> None:
+    for r in range(1, 6):
+        train(tmp_path, r, checkpointed=r - 1)
+    for path in store(tmp_path).directory.glob("*.json"):
+        content = read_manifest(path)
+        old = ("lineage", "attempt", "round", "first", "about", "bytes", "sha256")
+        write_manifest(path, {key: content[key] for key in old})
+    assert [(v.line, v.trained) for v in store(tmp_path).versions([])] == [(4, 5), (4, 4)]
+    assert train(tmp_path, 6, checkpointed=5) == 5
+    assert train(tmp_path, 7, checkpointed=6) == 6
+    assert [(v.line, v.trained, v.round) for v in store(tmp_path).versions([])] == [(4, 7, 7), (4, 6, 6)]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("round", 2**62), ("round", -1), ("round", 0), ("round", 1.0), ("round", True), ("round", "1"), ("round", None),
+        ("session.checkpointed", -1), ("session.checkpointed", 2**62), ("session.checkpointed", "x"),
+        ("session.resumed", "12"), ("session.resumed", [1, -1]), ("session.resumed", [2**62]),
+        ("session.resumed", ["a"]), ("session.resumed", 5), ("session.resumed", [0] * 10_001),
+        ("session.lineage", ""), ("session.lineage", 7), ("session.lineage", "x" * 101), ("session.lineage", "a\nb"),
+        ("session.lineage", b"abc"), ("session.lineage", None),
+    ],
+)  # fmt: skip
+def test_a_message_that_no_server_of_floret_sends_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+    config = read_keys(RunConfig, run_config(tmp_path))
+    message = {"round": 3, "session.lineage": "a", "session.checkpointed": 2, "session.resumed": [1]}
+    assert RoundContext.of(message, config, over=False).resumed == (1,)
+    with pytest.raises(FloretError) as caught:
+        RoundContext.of(message | {key: value}, config, over=False)
+    text = str(caught.value)
+    assert text.startswith(f"{key} = ")
+    assert "\n" not in text
+    assert len(text) < 200
+    with pytest.raises(FloretError):
+        RoundContext.of({k: v for k, v in message.items() if k != key}, config, over=False)
+
+
+# Honest runs first, then whatever a server may say. Each version's tensor is a number of its own.
+_HOSTILE = st.fixed_dictionaries(
+    {
+        "lineage": st.sampled_from(["run 0", "run 1", "run 2", "new", "evil", "worse", "one more", "and more"]),
+        "round": st.one_of(st.integers(1, 12), st.sampled_from([2**31 - 1, 100])),
+        "over": st.booleans(),
+        "fresh": st.booleans(),
+        "checkpointed": st.one_of(st.integers(0, 12), st.just(2**31 - 1)),
+        "resumed": st.lists(st.one_of(st.integers(0, 12), st.just(2**31 - 1)), max_size=4).map(tuple),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.integers(1, 4)), min_size=1, max_size=3),
+    st.lists(_HOSTILE, max_size=40),
+)
+def test_no_sequence_of_messages_takes_an_honest_runs_model(
+    tmp_path_factory: pytest.TempPathFactory, honest: list[tuple[int, bool, int]], messages: list[dict[str, Any]]
+) -> None:
+    folder = tmp_path_factory.mktemp("hostile")
+    quota = Quota(runs=3, milestones=(1, 2, 4, 8))
+    content: dict[float, tuple[str, int]] = {}
+
+    def commit(context: RoundContext) -> None:
+        state = ClientState(store(folder), context, quota)
+        state.commit(context.round, {"w": torch.full((1,), float(len(content)))})
+        content[float(len(content))] = (context.lineage, context.round)
+
+    def there() -> dict[float, Version]:
+        found = store(folder).versions([])
+        return {float(store(folder).read(version)["w"]): version for version in found}
+
+    for run, (last, fresh, every) in enumerate(honest):
+        for r in range(1, last + 1):
+            done = (r - 1) // every * every
+            commit(RoundContext(f"run {run}", r, fresh=fresh, checkpointed=done))
+    before = there()
+    model = {run: max(w for w, (name, _) in content.items() if name == f"run {run}") for run in range(len(honest))}
+    assert set(model.values()) <= set(before)
+    continued = set()
+    for message in messages:
+        context = RoundContext(**message)
+        if message["over"]:
+            with suppress(FloretError):
+                ClientState(store(folder), context, quota)
+            assert there().keys() >= {w for run, w in model.items() if run not in continued}
+            continue
+        try:
+            commit(context)
+        except FloretError:
+            continue
+        now = there()
+        latest = now[float(len(content) - 1)]
+        for run, w in model.items():
+            if run not in continued and before[w].line == latest.line:
+                continued.add(run)  # a round more of the same run, for all that the client can tell
+        for run, w in model.items():
+            trained = honest[run][0]
+            if run not in continued:
+                assert w in now
+            else:  # at least the last milestone, never less than half of the rounds
+                of_run = [v for x, v in now.items() if x in before and content[x][0] == f"run {run}"]
+                assert any(2 * version.trained >= trained for version in of_run)
+        lines = {version.line for version in now.values()}
+        assert len(lines) <= 1 + quota.runs + 2 + 2
+        assert len(now) <= 3 + len(lines) * (1 + len(quota.milestones))
+
+
+MANIFESTS: dict[str, Any] = {
+    "no round": lambda c: c.pop("round"),
+    "no about": lambda c: c.pop("about"),
+    "no bytes": lambda c: c.pop("bytes"),
+    "no sum": lambda c: c.pop("sha256"),
+    "text for a round": lambda c: c.update(round="3"),
+    "a round below 0": lambda c: c.update(round=-3),
+    "a huge round": lambda c: c.update(round=2**70),
+    "a list for a text": lambda c: c.update(lineage=["one"]),
+    "null": lambda c: c.update(about=None),
+    "a text for bytes": lambda c: c.update(bytes="5"),
+    "beside": lambda c: c.update(beside=7),
+    "beside texts": lambda c: c.update(beside=["a"]),
+    "line": lambda c: c.update(line=True),
+}
+
+
+@pytest.mark.parametrize("damage", MANIFESTS)
+def test_a_manifest_with_a_right_checksum_that_is_none_is_passed_over(tmp_path: Path, damage: str) -> None:
+    for r in (1, 2, 3):
+        train(tmp_path, r)
+    path = store(tmp_path).directory / "00000003.json"
+    content = read_manifest(path)
+    MANIFESTS[damage](content)
+    write_manifest(path, content)
+    assert_the_one_before_is_used(tmp_path, path)
+
+
+def assert_the_one_before_is_used(folder: Path, path: Path) -> None:
+    for context in (None, at(4), at(1, lineage="two")):
+        state = ClientState(store(folder), context)
+        assert float(state.load()["w"]) == 2
+        assert str(path) in state.notes[0]
+        assert "is damaged" in state.notes[0]
+        assert "\n" not in state.notes[0]
+    assert train(folder, 4) == 2
+
+
+BYTES: dict[str, bytes] = {
+    "deep": b"[" * 100_000 + b"]" * 100_000,
+    "deep tables": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+    "deep, with a checksum": b'{"checksum": "x", "about": ' + b"[" * 2_000 + b"]" * 2_000 + b"}",
+    "not UTF-8": b'{"round": "\xff\xfe"}',
+    "a list": b'["checksum"]',
+    "a number": b"7",
+    "empty": b"",
+    "a number without end": b"1" * 10_000,
+}
+
+
+@pytest.mark.parametrize("damage", BYTES)
+def test_bytes_that_are_no_manifest_are_passed_over(tmp_path: Path, damage: str) -> None:
+    for r in (1, 2, 3):
+        train(tmp_path, r)
+    path = store(tmp_path).directory / "00000003.json"
+    path.write_bytes(BYTES[damage])
+    assert_the_one_before_is_used(tmp_path, path)
+
+
+def tensors_of(**tensors: torch.Tensor) -> bytes:
+    from safetensors.torch import save
+
+    return save(tensors)
+
+
+TENSORS: dict[str, bytes] = {
+    "garbage": b"garbage" * 100,
+    "pickle": b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00\x8c\x02os\x94.",
+    "empty": b"",
+    "header": (2**62).to_bytes(8, "little") + b"{}",
+    "deep": (200_000).to_bytes(8, "little") + b"[" * 200_000,
+    "nan": tensors_of(w=torch.tensor([float("nan")])),
+    "infinite": tensors_of(w=torch.tensor([float("inf")], dtype=torch.bfloat16)),
+    "type": tensors_of(w=torch.zeros(2, dtype=torch.complex64)),
+    "name": tensors_of(**{"w": torch.zeros(1), "a\nb": torch.zeros(1)}),
+}
+
+
+@pytest.mark.parametrize("damage", TENSORS)
+def test_tensors_with_a_right_checksum_that_are_none_are_passed_over(tmp_path: Path, damage: str) -> None:
+    for r in (1, 2, 3):
+        train(tmp_path, r)
+    path = store(tmp_path).directory / "00000003.safetensors"
+    path.write_bytes(TENSORS[damage])
+    content = read_manifest(path.with_suffix(".json"))
+    content |= {"bytes": len(TENSORS[damage]), "sha256": digest(TENSORS[damage])}
+    write_manifest(path.with_suffix(".json"), content)
+    assert_the_one_before_is_used(tmp_path, path)
+
+
+def test_a_run_that_is_over_leaves_its_last_intact_version(tmp_path: Path) -> None:
+    for r in (1, 2, 3):
+        train(tmp_path, r)
+    path = store(tmp_path).directory / "00000003.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    train(tmp_path, 1, lineage="two", fresh=True)
+    (left,) = (version for version in store(tmp_path).versions([]) if version.lineage == "one")
+    assert float(store(tmp_path).read(left)["w"]) == 2
+
+
+def test_files_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
+    train(tmp_path, 1)
+    folder = store(tmp_path).directory
+    for name in ("notes.json", "copy.safetensors", ".hidden.new", "00000001 (copy).json"):
+        (folder / name).write_text("mine")
+    for r in (2, 3, 4):
+        train(tmp_path, r)
+    assert {"notes.json", "copy.safetensors", ".hidden.new", "00000001 (copy).json"} < set(files(tmp_path))
+
+
+def modes(folder: Path) -> set[tuple[str, str]]:
+    paths = [folder, *folder.rglob("*")]
+    return {("folder" if path.is_dir() else "file", oct(path.stat().st_mode & 0o777)) for path in paths}
+
+
+def test_nobody_else_can_read_a_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    old = os.umask(0o000)
+    try:
+        identity(tmp_path / "states")
+        for r in (1, 2):
+            with store(tmp_path / "states").claim():
+                train(tmp_path / "states", r)
+        assert modes(tmp_path / "states") == {("folder", "0o700"), ("file", "0o600")}
+        assert not caplog.text
+        # as an earlier version of Floret left them
+        folder = store(tmp_path / "states").directory
+        for path in (folder, *folder.iterdir()):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        with store(tmp_path / "states").claim():
+            pass
+        assert modes(folder) == {("folder", "0o700"), ("file", "0o600")}
+        assert caplog.text.count("others could read it; from now on only its owner can") == 1
+        # a folder that was there and is not ours alone is not touched
+        (tmp_path / "shared").mkdir(mode=0o777)
+        with store(tmp_path / "shared").claim():
+            pass
+        assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o777
+    finally:
+        os.umask(old)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe" * 20, b"", b"two\nlines", b"x" * 10_000, "caf\u00e9".encode()])
+def test_an_identity_that_is_damaged_is_made_anew(tmp_path: Path, content: bytes) -> None:
+    identity(tmp_path)
+    (tmp_path / "identity").write_bytes(content)
+    new = identity(tmp_path)
+    assert len(new) == 32
+    assert identity(tmp_path) == new
+
+
+@pytest.mark.parametrize("method", ["", "..", "../../x", "/absolute", "a/b", ".hidden"])
+def test_a_method_that_leads_elsewhere_is_refused(tmp_path: Path, method: str) -> None:
+    with pytest.raises(FloretError, match=r"method = .*: must be 1 to 100 letters"):
+        FileStore.at(tmp_path, "default", method, "a", sync=True)
+
+
+def test_a_damaged_version_says_so(tmp_path: Path) -> None:
+    train(tmp_path, 1)
+    (version,) = store(tmp_path).versions([])
+    (store(tmp_path).directory / "00000001.json").unlink()
+    with pytest.raises(DamagedError, match="is damaged"):
+        store(tmp_path).read(version)
+
+
+@pytest.mark.parametrize("node", [{"keep-runs": 0}, {"keep-runs": "3"}, {"keep-gb": 1.5}, {"keep-gb": True}])
+def test_a_quota_that_is_none_is_refused(node: dict[str, Any]) -> None:
+    with pytest.raises(FloretError, match="must be a whole number of at least 1"):
+        Quota.of(node)
+    assert Quota.of({}) == Quota()
+    assert Quota.of({"keep-runs": 3, "keep-gb": 1}) == Quota(runs=3, bytes=10**9)
+
+
+@pytest.mark.parametrize("scalar", [b"bytes", "x" * 5_000_000])
+def test_scalars_that_cannot_be_kept_are_refused(tmp_path: Path, scalar: Any) -> None:
+    train(tmp_path, 1)
+    before = files(tmp_path)
+    state = ClientState(store(tmp_path), at(2))
+    with pytest.raises(FloretError, match="the server's message has"):
+        state.commit(2, {"w": torch.zeros(1)}, {"message": {"more": scalar}})
+    assert files(tmp_path) == before

@@ -1,13 +1,16 @@
 """The options of a node."""
 
-import fcntl
+import logging
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from common.config import folder_name
+from common.durable import claim_client
 from common.errors import FloretError
+
+log = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,7 @@ class NodeOptions:
         device: ``auto``, ``cpu``, ``cuda``, ...; None for what the run says.
         max_wait: seconds without a SuperLink after which the node gives up; None for never.
         health_address: where the SuperNode's gRPC health service listens, None for nowhere.
+        keep_runs, keep_gb: how much of its past a client keeps (``client_app.keeping.Quota``); None for the usual.
     """
 
     host: str
@@ -40,6 +44,8 @@ class NodeOptions:
     device: str | None
     max_wait: float | None
     health_address: str | None
+    keep_runs: int | None = None
+    keep_gb: int | None = None
 
     def __post_init__(self) -> None:
         """Check values, files and names.
@@ -77,27 +83,25 @@ class NodeOptions:
             config["partition-id"], config["num-partitions"] = self.partition
         if self.device:
             config["device"] = self.device
+        for key, value in (("keep-runs", self.keep_runs), ("keep-gb", self.keep_gb)):
+            if value is not None:
+                config[key] = value
         return config
 
-    def claim(self) -> IO[str]:
+    def claim(self) -> IO[bytes]:
         """Lock this client's states against other nodes until the returned file is closed.
 
         Raises:
             FloretError: another node holds the lock, or ``state_dir`` cannot be written.
         """
         try:
-            self.state_dir.mkdir(parents=True, exist_ok=True)
-            lock = (self.state_dir / f".{self.client_name}.lock").open("a")
-        except OSError as error:
-            raise FloretError(f"--state-dir {self.state_dir}: cannot be written ({error.strerror})") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.close()
+            return claim_client(self.state_dir, self.client_name)
+        except BlockingIOError as error:
             raise FloretError(
                 f"--client-name {self.client_name}: another node with this name is running on {self.state_dir}"
             ) from error
-        return lock
+        except OSError as error:
+            raise FloretError(f"--state-dir {self.state_dir}: cannot be written ({error.strerror})") from error
 
 
 def trusted(root_certificates: Path | None) -> ssl.SSLContext:
@@ -130,3 +134,5 @@ def _check_key(path: Path) -> None:
         raise wrong from error
     if not isinstance(key, EllipticCurvePrivateKey):
         raise wrong
+    if path.stat().st_mode & 0o077:
+        log.warning("--key %s: others on this machine may read or write it; chmod 600 %s", path, path)

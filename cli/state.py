@@ -1,0 +1,76 @@
+"""``floret state``: what a device keeps of its personal models, and how an older one is used again."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from common.home import floret_home
+
+
+def _of_states(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say which states are meant."""
+    for option in (
+        click.option("--client-name", help="Of this client only."),
+        click.option("--method", help="Of this method only."),
+        click.option("--federation", help="Of this federation only."),
+        click.option(
+            "--state-dir", type=click.Path(path_type=Path), help="As of floret node. [default: ~/.floret/state]"
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group()
+def state() -> None:
+    """List the versions of this device's personal models, or use an older one again."""
+
+
+@state.command("list")
+@_of_states
+def list_versions(state_dir: Path | None, federation: str | None, method: str | None, client_name: str | None) -> None:
+    """List the versions, newest first; also while a node is running.
+
+    The one "in use" is what floret predict takes and what the next run with client-state="continue" goes on from.
+    """
+    from datetime import datetime
+
+    from client_app.inventory import entries, shelves
+
+    rows = [("federation", "method", "client", "version", "run", "round", "when", "bytes", "")]
+    for shelf in shelves(_folder(state_dir), federation, method, client_name):
+        for entry in entries(shelf):
+            version = entry.version
+            when = f"{datetime.fromtimestamp(entry.written):%Y-%m-%d %H:%M:%S}" if entry.written else "?"
+            said = (version.lineage, str(version.round)) if version else ("?", "?")
+            size = str(version.size) if version else "?"
+            condition = entry.wrong or ("intact, in use" if entry.used else "intact")
+            where = (shelf.federation, shelf.method, shelf.client)
+            rows.append((*where, str(entry.number), *said, when, size, condition))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@state.command()
+@click.argument("version", type=click.IntRange(min=1))
+@_of_states
+def restore(
+    version: int, state_dir: Path | None, federation: str | None, method: str | None, client_name: str | None
+) -> None:
+    """Use VERSION of floret state list again: a copy of it becomes the newest version of its run.
+
+    Nothing is deleted. The node must be stopped. The options are needed only where several clients have this version.
+    """
+    from client_app.inventory import restore as restored
+    from client_app.inventory import shelves
+
+    folder = _folder(state_dir)
+    entry, new = restored(shelves(folder, federation, method, client_name), folder, version)
+    assert entry.version
+    click.echo(f"{entry.shelf}: version {version}, of round {entry.version.round}, is in use again, as version {new}")
+
+
+def _folder(state_dir: Path | None) -> Path:
+    return state_dir.expanduser() if state_dir else floret_home() / "state"

@@ -1,0 +1,153 @@
+"""What a state directory has, and how an older version is used again: by hand, on the device, without a server."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from client_app.keeping import Version
+from client_app.state import FileStore
+from common.config import one_of
+from common.durable import DamagedError, claim_client
+from common.errors import FloretError
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """The versions of a client in a federation and method."""
+
+    federation: str
+    method: str
+    client: str
+    store: FileStore
+
+    def __str__(self) -> str:
+        """Return what it is called in a message."""
+        return f"client {self.client} in federation {self.federation}, {self.method}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A version on a shelf.
+
+    Attributes:
+        shelf: where it is.
+        number: its own.
+        version: what its manifest says; None if that is damaged.
+        written: seconds since 1970; None if that cannot be told.
+        wrong: what is damaged, in a line; empty if it is intact.
+        used: it is the one that the next message, or ``floret predict``, goes on from.
+    """
+
+    shelf: Shelf
+    number: int
+    version: Version | None
+    written: float | None
+    wrong: str
+    used: bool
+
+
+def shelves(state_dir: Path, federation: str | None, method: str | None, client: str | None) -> list[Shelf]:
+    """Return what is there of the federation, method and client that are named; None stands for all.
+
+    Raises:
+        FloretError: nothing is; names the choices.
+    """
+    if not state_dir.is_dir():
+        raise FloretError(f"--state-dir {state_dir}: is not a directory")
+    found = []
+    for path in sorted(_folders(state_dir, 3)):
+        federation_name, method_name, client_name = path.relative_to(state_dir).parts
+        found.append(Shelf(federation_name, method_name, client_name, FileStore(path, sync=True)))
+    for option, field, wanted in (
+        ("--federation", "federation", federation),
+        ("--method", "method", method),
+        ("--client-name", "client", client),
+    ):
+        there = sorted({str(getattr(shelf, field)) for shelf in found})
+        if not there:
+            raise FloretError(f"{state_dir}: no client has a state here yet; see --state-dir")
+        wrong = one_of(wanted, there) if wanted is not None else None
+        if wrong:
+            raise FloretError(f"{option} {wanted!r}: {wrong}")
+        found = [shelf for shelf in found if wanted in (None, getattr(shelf, field))]
+    return found
+
+
+def entries(shelf: Shelf) -> Iterator[Entry]:
+    """Yield the versions on a shelf, newest first, each looked at whole."""
+    found = {version.number: version for version in shelf.store.versions([])}
+    used = False
+    for number in shelf.store.numbers():
+        version = found.get(number)
+        wrong, written = "", None
+        try:
+            # Read even if the manifest is damaged: the reason is in the error.
+            shelf.store.read(version or Version(number, "", 0, 0, 0))
+            written = shelf.store.written(number)
+        except (DamagedError, OSError) as error:
+            wrong = str(error)
+        if version or not _gone(shelf, number):
+            yield Entry(shelf, number, version, written, wrong, used=not wrong and not used)
+            used = used or not wrong
+
+
+def restore(among: list[Shelf], state_dir: Path, number: int) -> tuple[Entry, int]:
+    """Write a copy of an older version as the newest one; nothing is deleted.
+
+    ``floret predict`` and the next run with ``client-state="continue"`` go on from it; so does its own run, if it is
+    still going.
+
+    Args:
+        among: where to look; one of them must have the version.
+        state_dir: what they are in.
+        number: of the version.
+
+    Returns:
+        The version that was restored, and the number of the copy.
+
+    Raises:
+        FloretError: no shelf has it, or several; it is damaged, or in use already; or a node is running.
+    """
+    having = [shelf for shelf in among if number in shelf.store.numbers()]
+    if not having:
+        raise FloretError(f"version {number}: there is none; see floret state list")
+    if len(having) > 1:
+        raise FloretError(
+            f"version {number}: several have one ({'; '.join(map(str, having))}); say which with --federation, "
+            "--method and --client-name"
+        )
+    (shelf,) = having
+    try:
+        lock = claim_client(state_dir, shelf.client)
+    except BlockingIOError as error:
+        raise FloretError(f"a node of client {shelf.client} is running on {state_dir}; stop it first") from error
+    except OSError as error:
+        raise FloretError(f"--state-dir {state_dir}: cannot be written ({error.strerror})") from error
+    with lock, shelf.store.claim():
+        there = list(entries(shelf))
+        entry = next((entry for entry in there if entry.number == number), None)
+        if entry is None or entry.version is None or entry.wrong:
+            raise FloretError(f"version {number} cannot be restored: {entry.wrong if entry else 'it is gone'}")
+        if entry.used:
+            raise FloretError(f"version {number} of {shelf} is in use already")
+        new = max(entry.number for entry in there) + 1
+        shelf.store.write(replace(entry.version, number=new), shelf.store.read(entry.version))
+    return entry, new
+
+
+def _folders(folder: Path, depth: int) -> Iterator[Path]:
+    if not depth:
+        if any(folder.glob("*.json")):
+            yield folder
+        return
+    try:
+        below = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    except OSError as error:
+        raise FloretError(f"--state-dir: {folder} cannot be read ({error.strerror})") from error
+    for path in below:
+        yield from _folders(path, depth - 1)
+
+
+def _gone(shelf: Shelf, number: int) -> bool:
+    """Return whether a version was removed while it was looked at: a node may be at work."""
+    return number not in shelf.store.numbers()
