@@ -57,7 +57,7 @@ def shelves(state_dir: Path, federation: str | None, method: str | None, client:
     found = []
     for path in sorted(_folders(state_dir, 3)):
         names = path.relative_to(state_dir).parts
-        found.append(Shelf(*names, store=FileStore(path, sync=True)))
+        found.append(Shelf(names[0], names[1], names[2], FileStore(path, sync=True)))
     for option, field, wanted in (
         ("--federation", "federation", federation),
         ("--method", "method", method),

@@ -377,7 +377,7 @@ def test_a_method_that_is_none_makes_no_directory(tmp_path: Path, method: str) -
         again = message.content
         reply = client_app(Message(again, 1000, message.metadata.message_type), context)
         if message.metadata.message_type not in ("query.describe", "query.export"):
-            reason = reply.content.config_records["error"]["reason"]
+            reason = str(reply.content.config_records["error"]["reason"])
             assert reason.startswith("method = ")
             assert "must be one of fedavg, " in reason
     assert sorted(tmp_path.rglob("*")) == before
