@@ -302,7 +302,8 @@ def _own_labels(folder: Path, num_clients: int) -> tuple[tuple[npt.NDArray[np.in
 def _load_numbered(folder: Path, i: int, num_clients: int, config: RunConfig) -> ClientData:
     _, largest = _own_labels(folder, num_clients)
     files = _own_files(folder, i)
-    num_classes = class_count(largest, config.num_classes, f"data-dir = {folder}")
+    # Where num-classes is set, the file that has a label beyond it is named when it is read.
+    num_classes = config.num_classes or class_count(largest, 0, f"data-dir = {folder}")
     return _load_files(files, _stamps(files), _Cut.of(config, str(i)), num_classes)
 
 
