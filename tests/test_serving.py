@@ -440,7 +440,7 @@ def test_inputs_that_the_model_cannot_take(
     path = tmp_path / "wrong.npz"
     np.savez(path, **arrays)  # type: ignore[arg-type]
     said = floret.fail("predict", "--input", path, "--state-dir", there.states, "--client-name", "0")
-    assert said.startswith(line.format(path=path, more=""))
+    assert said.startswith(line.format(path=path))
 
 
 def test_inputs_that_are_not_there_or_nothing_that_is_known(there: Federated, floret: Floret, tmp_path: Path) -> None:
