@@ -29,7 +29,7 @@ def root_mean_squares(arrays: Mapping[str, np.ndarray], known: Mapping[str, np.n
 def _squared_distance(array: np.ndarray, other: np.ndarray | None) -> float:
     total = 0.0
     flat = array.reshape(-1)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         if other is None or other.shape != array.shape:
             for start in range(0, flat.size, _CHUNK):
                 part = flat[start : start + _CHUNK]

@@ -124,7 +124,13 @@ def packed_again(record: ArrayRecord, arrays: Mapping[str, np.ndarray], specs: S
 
 
 def unpack(
-    record: ArrayRecord, specs: Specs, wire: str = "float32", *, whole: bool = True, peers: bool = False
+    record: ArrayRecord,
+    specs: Specs,
+    wire: str = "float32",
+    *,
+    whole: bool = True,
+    peers: bool = False,
+    finite: bool = True,
 ) -> NamedArrays:
     """Return the tensors of a record that came from another process; nothing is allocated before it was checked.
 
@@ -136,6 +142,7 @@ def unpack(
         wire: in which type tensors of float32 travel.
         whole: every tensor that is not optional must be there.
         peers: ``<number>.<name>`` is a tensor ``<name>``, too.
+        finite: check that all values are; without it the caller does, with whatever else it reads the values for.
 
     Raises:
         TensorError: a tensor is missing, unknown, of another type or shape, not finite, or cannot be read.
@@ -147,8 +154,8 @@ def unpack(
     for name, array in record.items():
         spec = spec_of(name, specs, peers=peers)
         found, mask = _unpacked(name, array, spec, wire)
-        if found.dtype.kind == "f" and not _all_finite(found):
-            raise TensorError(f"tensor {name} is not finite")
+        if finite:
+            check_finite(name, found)
         arrays[name], shapes[name] = found, found.shape
         if mask is not None:
             arrays[_beside(name)] = mask
@@ -156,10 +163,16 @@ def unpack(
     return arrays
 
 
-def _all_finite(array: np.ndarray) -> bool:
-    """Return whether every element is finite; a finite sum says so, and takes no memory."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(array.sum()) or np.isfinite(array).all())
+def check_finite(name: str, array: np.ndarray) -> None:
+    """Check that every element is finite; a finite sum says so, and takes no memory.
+
+    Raises:
+        TensorError: one is not.
+    """
+    if array.dtype.kind == "f":
+        with np.errstate(over="ignore", invalid="ignore"):
+            if not (np.isfinite(array.sum()) or np.isfinite(array).all()):
+                raise TensorError(f"tensor {name} is not finite")
 
 
 def payload_bytes(record: ArrayRecord) -> int:
@@ -240,10 +253,10 @@ def _dense(name: str, array: Array, spec: TensorSpec | None = None) -> np.ndarra
     """Return a view of the bytes of a dense array."""
     try:
         length = _after_header(array)
-        shape, order, dtype = _header(array.data[: min(length, _LONGEST)])
+        shape, order, dtype, called = _header(array.data[: min(length, _LONGEST)])
         if spec is not None:
             check_tensor(name, spec, dtype, shape)
-        if array.dtype != str(dtype) or tuple(array.shape) != shape:
+        if array.dtype != called or tuple(array.shape) != shape:
             raise ValueError(f"it is called {array.dtype} {tuple(array.shape)}, its bytes are {dtype} {shape}")
         if len(array.data) != length + math.prod(shape) * dtype.itemsize:
             raise ValueError(f"it has {len(array.data) - length} bytes for {dtype} {shape}")
@@ -265,7 +278,8 @@ def _after_header(array: Array) -> int:
 
 # The same few for every client, and slow to read.
 @lru_cache(maxsize=4096)
-def _header(content: bytes) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype[np.generic]]:
+def _header(content: bytes) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype[np.generic], str]:
+    """Return shape, order, type and the name of the type, which NumPy puts together anew each time."""
     match = _HEADER.fullmatch(content[8 + _width(content) :])
     if content[:6] != b"\x93NUMPY" or match is None:
         raise ValueError("it has no header of the npy format")
@@ -276,4 +290,4 @@ def _header(content: bytes) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtyp
     if dtype.hasobject:
         raise ValueError("it is made of Python objects")
     shape = tuple(int(side) for side in match[3].split(b",") if side.strip())
-    return shape, "F" if match[2] == b"True" else "C", dtype
+    return shape, "F" if match[2] == b"True" else "C", dtype, str(dtype)

@@ -16,7 +16,7 @@ from common.filters import Filter, Payload, filtered
 from common.norms import group_of, root_mean_squares
 from common.seeds import numpy_generator
 from common.tensors import NamedArrays
-from common.wire import pack, packed_again, payload_bytes, to_record, views
+from common.wire import check_finite, pack, packed_again, payload_bytes, to_record, views
 from strategies.core.aggregate import MakeAggregate, WeightedMean
 from strategies.core.exchange import send_and_receive
 from strategies.core.method import Method, Setup
@@ -422,7 +422,8 @@ class FloretStrategy(Method, Strategy):
         Raises:
             FloretError: the client failed, the reply is not what ``uplink`` says, or a filter refuses it.
         """
-        reply = TrainReply.read(message, client, self._uplink, self.config.wire)
+        # A finite size says that all values are: only a filter needs to know it before.
+        reply = TrainReply.read(message, client, self._uplink, self.config.wire, finite=bool(self._filters))
         arrays = reply.arrays
         payload = filtered(
             Payload(MessageType.TRAIN, client.name, server_round, arrays, reply.samples, reply.metrics), self._filters
@@ -432,12 +433,20 @@ class FloretStrategy(Method, Strategy):
         return _Reply(client, payload, as_it_came, reply.metrics, reply.up, sizes)
 
     def _sizes(self, payload: Payload) -> dict[str, float]:
-        """Return the size of what a client sent by group, as ``UpdateNorms`` has it."""
+        """Return the size of what a client sent by group, as ``UpdateNorms`` has it.
+
+        Raises:
+            TensorError: a tensor is not finite.
+        """
         trained = {name: array for name, array in payload.tensors.items() if group_of(name) in self._trained}
         others = {name: array for name, array in payload.tensors.items() if name not in trained}
         steps = self.config.local_epochs * math.ceil(payload.samples / self.config.batch_size)
-        updates = root_mean_squares(trained, self.arrays)
-        return {group: size / math.sqrt(steps) for group, size in updates.items()} | root_mean_squares(others, {})
+        updates = {group: size / math.sqrt(steps) for group, size in root_mean_squares(trained, self.arrays).items()}
+        sizes = updates | root_mean_squares(others, {})
+        if not all(math.isfinite(size) for size in sizes.values()):
+            for name, array in payload.tensors.items():
+                check_finite(name, array)
+        return sizes
 
     def _offer(self, reply: "_Reply") -> None:
         """Accept a reply, or hold it until there is something to judge it by.

@@ -62,7 +62,7 @@ class TrainReply:
     Attributes:
         samples: that it trained on, from 1 to those that it declared when it joined.
         metrics: as of ``EvaluateReply``.
-        arrays: what it sent, as ``uplink`` declares it: finite, read-only views that keep the record's bytes alive.
+        arrays: what it sent, as ``uplink`` declares it: read-only views that keep the record's bytes alive.
         record: the same as it travelled; to be emptied when it was used (``discard``).
         up: bytes of the tensors.
     """
@@ -74,8 +74,8 @@ class TrainReply:
     up: int
 
     @classmethod
-    def read(cls, message: Message, client: Client, specs: Specs, wire: str) -> Self:
-        """Return the reply of ``client`` to a training message.
+    def read(cls, message: Message, client: Client, specs: Specs, wire: str, *, finite: bool = True) -> Self:
+        """Return the reply of ``client`` to a training message, with finite tensors unless ``finite`` leaves that open.
 
         Raises:
             RefusedError: the client failed, or its reply is none.
@@ -84,7 +84,7 @@ class TrainReply:
             content = opened(message)
             metrics = _metrics(content, client, client.train, "training")
             record = record_of(content, "arrays", ArrayRecord)
-            arrays = unpack(record, specs, wire)
+            arrays = unpack(record, specs, wire, finite=finite)
             return cls(int(metrics["num-examples"]), metrics, arrays, record, payload_bytes(record))
 
 
