@@ -18,26 +18,30 @@ def root_mean_squares(arrays: Mapping[str, np.ndarray], known: Mapping[str, np.n
     """Return the root mean square of ``arrays - known`` by group; infinite where float32 cannot hold the squares."""
     squares: dict[str, float] = {}
     counts: dict[str, int] = {}
-    for name, array in arrays.items():
-        if array.dtype.kind == "f" and array.size:
-            group = group_of(name)
-            squares[group] = squares.get(group, 0.0) + _squared_distance(array, known.get(name))
-            counts[group] = counts.get(group, 0) + array.size
+    with np.errstate(over="ignore", invalid="ignore"):
+        for name, array in arrays.items():
+            if array.dtype.kind == "f" and array.size:
+                group = group_of(name)
+                squares[group] = squares.get(group, 0.0) + _squared_distance(array, known.get(name))
+                counts[group] = counts.get(group, 0) + array.size
     return {group: math.sqrt(total / counts[group]) for group, total in squares.items()}
 
 
 def _squared_distance(array: np.ndarray, other: np.ndarray | None) -> float:
     total = 0.0
     flat = array.reshape(-1)
-    with np.errstate(over="ignore", invalid="ignore"):
-        if other is None or other.shape != array.shape:
-            for start in range(0, flat.size, _CHUNK):
-                part = flat[start : start + _CHUNK]
-                total += float(np.dot(part, part))
-        else:
-            for part, known, difference in chunks(flat, other.reshape(-1)):
-                np.subtract(part, known, out=difference)
-                total += float(np.dot(difference, difference))
+    known = other.reshape(-1) if other is not None and other.shape == array.shape else None
+    if array.size <= _CHUNK:  # most tensors, and not worth a loop
+        difference = flat if known is None else flat - known
+        return float(np.dot(difference, difference))
+    if known is None:
+        for start in range(0, flat.size, _CHUNK):
+            part = flat[start : start + _CHUNK]
+            total += float(np.dot(part, part))
+    else:
+        for part, before, difference in chunks(flat, known):
+            np.subtract(part, before, out=difference)
+            total += float(np.dot(difference, difference))
     return total
 
 

@@ -64,9 +64,12 @@ class TensorSpec:
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Return whether a tensor may have this shape."""
-        return len(shape) == len(self.shape) and all(
-            side.least <= have <= side.most if isinstance(side, Free) else side == have
-            for side, have in zip(self.shape, shape, strict=True)
+        return shape == self.shape or (
+            len(shape) == len(self.shape)
+            and all(
+                side.least <= have <= side.most if isinstance(side, Free) else side == have
+                for side, have in zip(self.shape, shape, strict=True)
+            )
         )
 
     def __str__(self) -> str:
@@ -120,6 +123,8 @@ def check_free_sides(shapes: Mapping[str, tuple[int, ...]], specs: Specs, *, pee
     """
     chosen: dict[tuple[str, str], tuple[str, int]] = {}
     for name, shape in shapes.items():
+        if name in specs and specs[name].shape == shape:
+            continue
         match = _OF_PEER.fullmatch(name) if peers and name not in specs else None
         for side, have in zip(spec_of(name, specs, peers=peers).shape, shape, strict=True):
             if isinstance(side, Free) and side.name:

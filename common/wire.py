@@ -224,10 +224,10 @@ def _unpacked(name: str, array: Array, spec: TensorSpec, wire: str) -> tuple[np.
     packing = BITS if spec.dtype == "bool" else SPARSE if spec.sparse else DENSE
     if array.stype != packing:
         raise TensorError(f"an array cannot be read: tensor {name} is {str(array.stype)[:40]!r}, not {packing!r}")
-    on_wire = TensorSpec(spec.shape, dtype)
+    on_wire = spec if dtype == spec.dtype else TensorSpec(spec.shape, dtype)
     if packing == DENSE:
         dense = _dense(name, array, on_wire)
-        return (dense if dense.dtype == spec.dtype else dense.astype(spec.dtype)), None
+        return (dense if dtype == spec.dtype else dense.astype(spec.dtype)), None
     shape = tuple(array.shape)
     # Before it is compared and printed: a side may be a number of thousands of digits.
     if len(shape) > _MOST_SIDES or not all(type(side) is int and 0 <= side <= sys.maxsize for side in shape):
@@ -255,7 +255,7 @@ def _dense(name: str, array: Array, spec: TensorSpec | None = None) -> np.ndarra
         length = _after_header(array)
         shape, order, dtype, called = _header(array.data[: min(length, _LONGEST)])
         if spec is not None:
-            check_tensor(name, spec, dtype, shape)
+            check_tensor(name, spec, called, shape)
         if array.dtype != called or tuple(array.shape) != shape:
             raise ValueError(f"it is called {array.dtype} {tuple(array.shape)}, its bytes are {dtype} {shape}")
         if len(array.data) != length + math.prod(shape) * dtype.itemsize:

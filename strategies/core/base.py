@@ -379,6 +379,8 @@ class FloretStrategy(Method, Strategy):
     def _set_arrays(self, record: ArrayRecord) -> None:
         """Take the global tensors; what is sent of them is packed when the first client is sent them."""
         self.arrays = views(record)
+        # What an update is the difference to.
+        self._before = {name: array for name, array in self.arrays.items() if group_of(name) in self._trained}
         self._floors = root_mean_squares(self.arrays, {})
         self._record, self._packed = record, ArrayRecord()
 
@@ -438,11 +440,9 @@ class FloretStrategy(Method, Strategy):
         Raises:
             TensorError: a tensor is not finite.
         """
-        trained = {name: array for name, array in payload.tensors.items() if group_of(name) in self._trained}
-        others = {name: array for name, array in payload.tensors.items() if name not in trained}
-        steps = self.config.local_epochs * math.ceil(payload.samples / self.config.batch_size)
-        updates = {group: size / math.sqrt(steps) for group, size in root_mean_squares(trained, self.arrays).items()}
-        sizes = updates | root_mean_squares(others, {})
+        steps = math.sqrt(self.config.local_epochs * math.ceil(payload.samples / self.config.batch_size))
+        found = root_mean_squares(payload.tensors, self._before)
+        sizes = {group: size / steps if group in self._trained else size for group, size in found.items()}
         if not all(math.isfinite(size) for size in sizes.values()):
             for name, array in payload.tensors.items():
                 check_finite(name, array)
@@ -468,7 +468,10 @@ class FloretStrategy(Method, Strategy):
         held, self._held = self._held or [], None
         for reply in held:
             self.norms.note(reply.sizes)
-        for reply in held:
+        held.reverse()
+        while held:
+            # Out of the list, so that what was read of it goes before the next one is read.
+            reply = held.pop()
             try:
                 self._accept(reply, noted=True)
             except FloretError as reason:

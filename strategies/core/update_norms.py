@@ -2,6 +2,7 @@
 
 import math
 import tempfile
+from bisect import insort
 from collections.abc import Mapping
 from statistics import median
 
@@ -36,7 +37,7 @@ class UpdateNorms:
 
     def __init__(self) -> None:
         self._rounds: dict[str, list[float]] = {}
-        self._now: dict[str, list[float]] = {}
+        self._now: dict[str, list[float]] = {}  # in order of size
 
     @property
     def known(self) -> bool:
@@ -47,7 +48,7 @@ class UpdateNorms:
         """Return the usual size; None if nothing is known."""
         if group in self._rounds:
             return median(self._rounds[group])
-        return median(self._now[group]) if group in self._now else None
+        return _middle(self._now[group]) if group in self._now else None
 
     def check(self, sizes: Mapping[str, float], floors: Mapping[str, float]) -> None:
         """Refuse an update that is absurd beside the usual ones.
@@ -73,12 +74,12 @@ class UpdateNorms:
     def note(self, sizes: Mapping[str, float]) -> None:
         """Let an update count for what is usual."""
         for group, size in sizes.items():
-            self._now.setdefault(group, []).append(size)
+            insort(self._now.setdefault(group, []), size)
 
     def end_round(self) -> None:
         """Let this round count for the next ones."""
         for group, sizes in self._now.items():
-            self._rounds.setdefault(group, []).append(median(sizes))
+            self._rounds.setdefault(group, []).append(_middle(sizes))
             del self._rounds[group][:-_ROUNDS]
         self._now = {}
 
@@ -111,8 +112,17 @@ def clipped(
     return result
 
 
+def _middle(sizes: list[float]) -> float:
+    """Return the median of numbers that are in order."""
+    half = len(sizes) // 2
+    return sizes[half] if len(sizes) % 2 else (sizes[half - 1] + sizes[half]) / 2
+
+
 def spooled(arrays: NamedArrays) -> NamedArrays:
-    """Return the same arrays to read, the large ones from a file without a name that goes with them."""
+    """Return the same arrays to read, the large ones from a file without a name that goes with them.
+
+    What was read of it counts as memory of this process until the arrays are gone.
+    """
     file = tempfile.TemporaryFile()  # noqa: SIM115 - the arrays keep it open
     result: NamedArrays = {}
     for name, array in arrays.items():
