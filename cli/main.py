@@ -7,6 +7,7 @@ import click
 from cli.certificates import certificates
 from cli.listing import list_names
 from cli.node import node
+from cli.policy import policy
 from cli.report import report
 from cli.reproduce import reproduce
 from cli.run import run
@@ -45,6 +46,7 @@ floret.add_command(certificates)
 floret.add_command(export)
 floret.add_command(list_names)
 floret.add_command(node)
+floret.add_command(policy)
 floret.add_command(predict)
 floret.add_command(report)
 floret.add_command(reproduce)

@@ -22,6 +22,7 @@ from common.home import floret_home
 @click.option("--max-wait", type=click.FloatRange(min=0), help="Give up after so many seconds without a SuperLink.")
 @click.option("--keep-runs", type=click.IntRange(min=1), help="Keep the models of so many runs that came first. [8]")
 @click.option("--keep-gb", type=click.IntRange(min=1), help="For all versions of a client in a federation. [20]")
+@click.option("--policy", type=click.Path(path_type=Path), help="What may run here and leave; see floret policy.")
 @click.option("--health-address", metavar="HOST:PORT", help="Serve gRPC's health protocol here.")
 def node(
     superlink: str,
@@ -36,6 +37,7 @@ def node(
     max_wait: float | None,
     keep_runs: int | None,
     keep_gb: int | None,
+    policy: Path | None,
     health_address: str | None,
 ) -> None:
     """Join a federation with this machine, and stay in it until stopped.
@@ -61,6 +63,7 @@ def node(
         max_wait=max_wait,
         keep_runs=keep_runs,
         keep_gb=keep_gb,
+        policy=_absolute(policy),
         health_address=health_address,
     )
     Node(options).run()

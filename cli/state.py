@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from common.errors import FloretError
 from common.home import floret_home
 
 
@@ -24,7 +25,7 @@ def _of_states(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group()
 def state() -> None:
-    """List the versions of this device's personal models, or use an older one again."""
+    """List the versions of this device's personal models, use an older one again, or delete them."""
 
 
 @state.command("list")
@@ -70,6 +71,30 @@ def restore(
     entry, new = restored(shelves(folder, federation, method, client_name), folder, version)
     assert entry.version
     click.echo(f"{entry.shelf}: version {version}, of round {entry.version.round}, is in use again, as version {new}")
+
+
+@state.command()
+@_of_states
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def remove(
+    state_dir: Path | None, federation: str | None, method: str | None, client_name: str | None, yes: bool
+) -> None:
+    """Delete the personal models of a federation, of a method in it or of a client, with all versions, for good.
+
+    The node must be stopped. --federation must be given.
+    """
+    from client_app.inventory import remove as removed
+    from client_app.inventory import shelves
+
+    if federation is None:
+        raise FloretError("--federation: name the one whose personal models are to be deleted")
+    folder = _folder(state_dir)
+    found = shelves(folder, federation, method, client_name)
+    said = "; ".join(map(str, found))
+    if not yes:
+        click.confirm(f"Delete the personal models of {said}?", abort=True)
+    removed(found, folder)
+    click.echo(f"deleted: {said}")
 
 
 def _folder(state_dir: Path | None) -> Path:

@@ -1,6 +1,7 @@
 """The ClientApp, the only bridge between Flower's messages and a method's NumPyClient."""
 
 import logging
+import math
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,10 +14,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, M
 from flwr.clientapp import ClientApp
 from safetensors.torch import save_file
 
+from client_app.audit import Audit
 from client_app.client import MODEL, ClientSetting, FloretClient
 from client_app.keeping import Quota
+from client_app.policy import Outgoing, Policy, PolicyError, setup_of
 from client_app.runtime import device_of, enter_app_folder, use_threads
-from client_app.state import ClientState, ContextStore, FileStore, RoundContext, Store, identity
+from client_app.state import ClientState, ContextStore, FileStore, RoundContext, Store, identity, own_seed
 from common.config import RunConfig, one_of, read_keys
 from common.errors import ConfigError, FloretError, one_line
 from common.filters import ClientFilters
@@ -25,7 +28,7 @@ from common.home import floret_home
 from common.names import without_prefix
 from common.registry import load_class
 from common.wire import find_record, pack, to_record
-from data import ClientData, load_client, load_own
+from data import ClientData, Cut, load_client, load_own
 from strategies import METHODS
 from strategies.core import FloretStrategy, Method
 
@@ -56,7 +59,7 @@ class Request:
 
     @cached_property
     def config(self) -> RunConfig:
-        """The run config as it holds on this node, whose own ``device`` and ``data-dir`` go first.
+        """The run config as it holds on this node, whose own ``device`` and ``data-dir`` go before the run's.
 
         Raises:
             ConfigError: a key is not what it must be, or the method is none; before anything is made in its name.
@@ -65,11 +68,32 @@ class Request:
         wrong = one_of(config.method, METHODS)
         if wrong:
             raise ConfigError(f"method = {config.method!r:.60}: {wrong}")
-        return replace(
-            config,
-            device=str(node.get("device", config.device)),
-            data_dir=str(node.get("data-dir", config.data_dir)),
-        )
+        # Only in a simulation may a run config say what is read: there the machine is the user's own.
+        named = config.data_dir if self.policy is None else ""
+        return replace(config, device=str(node.get("device", config.device)), data_dir=str(node.get("data-dir", named)))
+
+    @cached_property
+    def method(self) -> type[Method]:
+        """What the client half of the run's method shares with its server half."""
+        return load_class("strategies", self.config.method, FloretStrategy)
+
+    @cached_property
+    def parameters(self) -> Any:
+        """The method's own parameters.
+
+        Raises:
+            ConfigError: as of ``Method.read_parameters``.
+        """
+        return self.method.read_parameters(self.config.method, self.context.run_config)
+
+    @cached_property
+    def policy(self) -> Policy | None:
+        """What this node permits; None in a simulation.
+
+        Raises:
+            ConfigError: the policy cannot be read; then nothing is permitted.
+        """
+        return None if in_simulation() else Policy.of(self.context.node_config)
 
     @cached_property
     def scalars(self) -> dict[str, Any]:
@@ -89,15 +113,25 @@ class Request:
     def data(self) -> ClientData:
         """This client's data: its partition of the run's dataset, or what is in its own ``data-dir``.
 
+        Its own data are divided by the node's own seed and policy, never by what the run config says.
+
         Raises:
-            FloretError: the node config names neither.
+            FloretError: the node config names neither, or not the folder of the run's dataset.
         """
-        node = self.context.node_config
+        node, config = self.context.node_config, self.config
         if "partition-id" in node and "num-partitions" in node:
-            return load_client(self.config, int(node["partition-id"]), int(node["num-partitions"]))
+            if self.policy and not config.data_dir and config.dataset != "digits":
+                raise FloretError(
+                    f"dataset = {config.dataset!r}: this node was started without --data-dir, the folder that has it; "
+                    "it reads no other"
+                )
+            return load_client(config, int(node["partition-id"]), int(node["num-partitions"]))
         if "data-dir" in node:
-            cache = self.state_dir / ".cache" / self.name
-            return load_own(Path(self.config.data_dir).expanduser(), self.config, self.name, cache)
+            cache, cut = self.state_dir / ".cache" / self.name, None
+            if self.policy:
+                own = self.policy
+                cut = Cut(own.validation_fraction, own_seed(self.state_dir), self.name, own.max_samples)
+            return load_own(Path(config.data_dir).expanduser(), config, self.name, cache, cut)
         raise FloretError("the node config names no data: it needs data-dir, or partition-id and num-partitions")
 
     @property
@@ -131,7 +165,28 @@ class Request:
 
     def filters(self) -> ClientFilters:
         """Return what the client's messages pass on this node, in both directions."""
-        return ClientFilters()
+        return ClientFilters(sends=(Outgoing(self.policy, self.data),)) if self.policy else ClientFilters()
+
+    def check_policy(self, *, joins: bool = False) -> None:
+        """Check that this node's policy permits the run, and a round of it unless the client only ``joins``.
+
+        Raises:
+            PolicyError: it does not; names the key.
+        """
+        policy = self.policy
+        if policy is None:
+            return
+        policy.check_run(self.config, self.parameters)
+        policy.check_disk(self.state_dir, self.config)
+        shape = self.data.input_shape
+        classes = self.data.num_classes if joins else self.scalars.get("num-classes")
+        if type(classes) is not int:
+            raise FloretError("the server's message has no num-classes, a whole number")
+        policy.check_model(self.config, shape, classes)
+        policy.check_data(self.config, self.data)
+        policy.check_method(self.method, setup_of(self.config, self.method, self.parameters, shape, classes))
+        if not joins:
+            policy.check_day(Audit(self.state_dir, self.name).count_round())
 
     def client(self) -> FloretClient:
         """Return the method's client with this node's data, and its state as of the message (newest without one)."""
@@ -141,16 +196,16 @@ class Request:
         if self.message is not None:
             over = self.message.metadata.message_type == MessageType.EVALUATE
             at = RoundContext.of(self.scalars, config, over=over)
-        method: type[Method] = load_class("strategies", config.method, FloretStrategy)
         setting = ClientSetting(
             name=self.name,
             config=config,
-            method=method,
-            parameters=method.read_parameters(config.method, self.context.run_config),
+            method=self.method,
+            parameters=self.parameters,
             data=self.data,
             state=ClientState(self.store, at, None if in_simulation() else Quota.of(self.context.node_config)),
             device=device_of(config.device),
             filters=self.filters(),
+            seed=own_seed(self.state_dir) if self.policy and "partition-id" not in self.context.node_config else None,
         )
         return load_class("client_app.methods", config.method, FloretClient)(setting)
 
@@ -189,9 +244,24 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
         except Exception as error:  # whatever fails here must reach the server as a reason, not as silence
             log.exception("Client %s failed", request.name)
             content = _refusal(f"{type(error).__name__}: {one_line(error)}")
-        return Message(content, reply_to=message)
+        return Message(_noted(request, content), reply_to=message)
 
     return handle
+
+
+def _noted(request: Request, content: RecordDict) -> RecordDict:
+    """Return what leaves, after a node has written it into its audit file; a refusal if it cannot."""
+    if in_simulation():
+        return content
+    assert request.message is not None
+    config = request.context.run_config
+    about = {"client": request.name, "federation": config.get("federation"), "method": config.get("method")}
+    try:
+        Audit(request.state_dir, request.name).write(request.message, content, about)
+    except FloretError as error:
+        log.error("Client %s: %s", request.name, error)
+        return _refusal(str(error))
+    return content
 
 
 def _refusal(reason: str) -> RecordDict:
@@ -210,6 +280,7 @@ def notes_of(client: FloretClient) -> dict[str, ConfigRecord]:
 @answer
 def train(request: Request) -> RecordDict:
     """Run one round of local training."""
+    request.check_policy()
     with request.claimed_client() as client:
         arrays, samples, metrics = client.fit(*request.arguments(client))
         names = metrics.pop("names")
@@ -223,15 +294,19 @@ def train(request: Request) -> RecordDict:
 @answer
 def evaluate(request: Request) -> RecordDict:
     """Measure the personal model as it is."""
+    request.check_policy()
     with request.claimed_client() as client:
         loss, samples, metrics = client.evaluate(*request.arguments(client))
-    return RecordDict({"metrics": MetricRecord(metrics | {"loss": loss, "num-examples": samples}), **notes_of(client)})
+    if not math.isnan(loss):
+        metrics["loss"] = loss
+    return RecordDict({"metrics": MetricRecord(metrics | {"num-examples": samples}), **notes_of(client)})
 
 
 @app.query("plan")
 @answer
 def plan(request: Request) -> RecordDict:
     """Answer what the method's server half asks before a round."""
+    request.check_policy()
     with request.claimed_client() as client:
         return RecordDict({"plan": ConfigRecord(client.answer(*request.arguments(client)))})
 
@@ -244,7 +319,11 @@ def describe(request: Request) -> RecordDict:
     ``identity`` is a random text that stays with the node's state directory: it tells a client that was started again
     from another one that goes by the same name.
     """
-    data = request.data
+    try:
+        request.check_policy(joins=True)
+    except PolicyError as error:
+        raise PolicyError(f"client {request.name}: {error}") from error
+    data, policy = request.data, request.policy
     return RecordDict(
         {
             "client": ConfigRecord(
@@ -256,7 +335,7 @@ def describe(request: Request) -> RecordDict:
                     "test": len(data.test),
                     "num-classes": data.num_classes,
                     "input-shape": list(data.input_shape),
-                    "class-names": list(data.class_names),
+                    "class-names": list(data.class_names) if policy is None or policy.class_names else [],
                     "partitions": int(request.context.node_config.get("num-partitions", 0)),
                 }
             )

@@ -4,6 +4,7 @@
 """
 
 import copy
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -62,6 +63,7 @@ class ClientSetting:
         data, state: the client's.
         device: where it computes.
         filters: what passes them is what it sends and what it receives.
+        seed: orders its batches; None for the run's.
     """
 
     name: str
@@ -72,6 +74,7 @@ class ClientSetting:
     state: ClientState
     device: torch.device
     filters: ClientFilters = field(default_factory=ClientFilters)
+    seed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,8 @@ class FloretClient(NumPyClient):
             FloretError: the client's state is of another model.
         """
         self.message = config
-        self.order = torch_generator(self.config.seed, "batches", self.setting.name, config["round"])
+        seed = self.config.seed if self.setting.seed is None else self.setting.seed
+        self.order = torch_generator(seed, "batches", self.setting.name, config["round"])
         kept = self.setting.state.load()
         own = without_prefix(kept, MODEL)
         # What the state overwrites needs no initial weights: of a large model they take longer than a step.
@@ -228,7 +232,8 @@ class FloretClient(NumPyClient):
         private part make is measured too, as ``before``. Arguments as in ``fit``.
 
         Returns:
-            The loss on the test split before receiving, the number of test samples, and metrics as in ``fit``.
+            The loss on the test split before receiving (NaN if a filter keeps it back), the number of test samples, and
+            metrics as in ``fit``.
         """
         started = time.perf_counter()
         self.take("evaluate", parameters, config)
@@ -239,7 +244,7 @@ class FloretClient(NumPyClient):
             metrics |= self._accuracies("before")
         sent = self._filtered("evaluate", {}, len(self.data.test), metrics)
         scalars = dict(sent.scalars)
-        return scalars.pop("loss"), sent.samples, {**scalars, "seconds": time.perf_counter() - started}
+        return scalars.pop("loss", math.nan), sent.samples, {**scalars, "seconds": time.perf_counter() - started}
 
     def answer(self, parameters: list[np.ndarray], config: dict[str, Any]) -> dict[str, Any]:
         """Answer what the method's server half asks before a round, without changing anything; arguments as in ``fit``.

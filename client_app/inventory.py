@@ -1,8 +1,10 @@
 """What a state directory has, and how an older version is used again: by hand, on the device, without a server."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import rmtree
 
 from client_app.keeping import Version
 from client_app.state import FileStore
@@ -73,6 +75,43 @@ def shelves(state_dir: Path, federation: str | None, method: str | None, client:
     return found
 
 
+def states_of(state_dir: Path) -> set[str]:
+    """Return the names of the federations that have a state here.
+
+    Raises:
+        FloretError: the directory cannot be read.
+    """
+    found = _folders(state_dir, 3) if state_dir.is_dir() else iter(())
+    return {path.relative_to(state_dir).parts[0] for path in found}
+
+
+def size_of_states(state_dir: Path) -> int:
+    """Return how many bytes all versions of all clients take here; errors as of ``states_of``."""
+    size = 0
+    for folder in _folders(state_dir, 3) if state_dir.is_dir() else ():
+        for path in folder.iterdir():
+            # A version may be removed meanwhile: another client's node may be at work.
+            with suppress(FileNotFoundError):
+                size += path.stat().st_size
+    return size
+
+
+def remove(among: list[Shelf], state_dir: Path) -> None:
+    """Delete all versions on shelves, for good.
+
+    Raises:
+        FloretError: a node is running, or a file cannot be removed.
+    """
+    for shelf in among:
+        with _claimed(state_dir, shelf):
+            shelf.store.keep([])
+        rmtree(shelf.store.directory, ignore_errors=True)
+        # Of the federation's folders those that are empty now.
+        for folder in list(shelf.store.directory.parents)[:2]:
+            with suppress(OSError):
+                folder.rmdir()
+
+
 def entries(shelf: Shelf) -> Iterator[Entry]:
     """Yield the versions on a shelf, newest first, each looked at whole."""
     found = {version.number: version for version in shelf.store.versions([])}
@@ -117,13 +156,7 @@ def restore(among: list[Shelf], state_dir: Path, number: int) -> tuple[Entry, in
             "--method and --client-name"
         )
     (shelf,) = having
-    try:
-        lock = claim_client(state_dir, shelf.client)
-    except BlockingIOError as error:
-        raise FloretError(f"a node of client {shelf.client} is running on {state_dir}; stop it first") from error
-    except OSError as error:
-        raise FloretError(f"--state-dir {state_dir}: cannot be written ({error.strerror})") from error
-    with lock, shelf.store.claim():
+    with _claimed(state_dir, shelf):
         there = list(entries(shelf))
         entry = next((entry for entry in there if entry.number == number), None)
         if entry is None or entry.version is None or entry.wrong:
@@ -133,6 +166,23 @@ def restore(among: list[Shelf], state_dir: Path, number: int) -> tuple[Entry, in
         new = max(entry.number for entry in there) + 1
         shelf.store.write(replace(entry.version, number=new), shelf.store.read(entry.version))
     return entry, new
+
+
+@contextmanager
+def _claimed(state_dir: Path, shelf: Shelf) -> Iterator[None]:
+    """Keep nodes from a shelf.
+
+    Raises:
+        FloretError: one is running, or the directory cannot be written.
+    """
+    try:
+        lock = claim_client(state_dir, shelf.client)
+    except BlockingIOError as error:
+        raise FloretError(f"a node of client {shelf.client} is running on {state_dir}; stop it first") from error
+    except OSError as error:
+        raise FloretError(f"--state-dir {state_dir}: cannot be written ({error.strerror})") from error
+    with lock, shelf.store.claim():
+        yield
 
 
 def _folders(folder: Path, depth: int) -> Iterator[Path]:

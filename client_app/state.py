@@ -34,6 +34,7 @@ from common.durable import (
     write_whole,
 )
 from common.errors import FloretError
+from common.seeds import derive_seed
 from common.wire import from_record, to_record
 
 log = logging.getLogger("flwr")
@@ -51,7 +52,7 @@ _DTYPES = {
 }  # fmt: skip
 _OURS = re.compile(r"[0-9]{8,}\.(json|safetensors)|\.[0-9]{8,}\.(json|safetensors)\.new")
 _MANIFEST_BYTES = 4_000_000
-_IDENTITY = re.compile(r"[!-~]{1,100}")
+_OWN_TEXT = re.compile(r"[!-~]{1,100}")
 
 
 @dataclass(frozen=True)
@@ -480,14 +481,26 @@ def identity(state_dir: Path) -> str:
     Raises:
         FloretError: the directory cannot be written.
     """
-    path = state_dir / "identity"
+    return _own_text(state_dir, "identity")
+
+
+def own_seed(state_dir: Path) -> int:
+    """Return the seed with which a node divides and orders its own data; it never leaves the node.
+
+    It is made and kept as ``identity`` is; errors likewise.
+    """
+    return derive_seed(0, "own", _own_text(state_dir, "seed"))
+
+
+def _own_text(state_dir: Path, name: str) -> str:
+    path = state_dir / name
     try:
         make_folder(state_dir, private=True)
         if path.exists():
             found = path.read_bytes().decode("ascii", "replace").strip()
-            if _IDENTITY.fullmatch(found):
+            if _OWN_TEXT.fullmatch(found):
                 return found
-            log.warning("%s: is damaged; this state directory gets another identity", path)
+            log.warning("%s: is damaged; this state directory gets another %s", path, name)
         new = secrets.token_hex(16)
         write_whole(path, new.encode(), private=True)
         return new

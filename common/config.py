@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 from common.errors import ConfigError
 
@@ -90,7 +90,8 @@ def distinct_names(value: str) -> str | None:
 def read_keys(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """Fill the frozen dataclass ``kind`` from ``values``: field ``lr_decay`` from key ``prefix + "lr-decay"``.
 
-    An integer is accepted for a float. A trailing underscore of a field name (``lambda_``) is dropped.
+    An integer is accepted for a float, and a single name for a list of names. A trailing underscore of a field name
+    (``lambda_``) is dropped.
 
     Raises:
         ConfigError: a key is missing, of the wrong type or outside what its field declares; the message is one line
@@ -114,7 +115,12 @@ def key_of(field_name: str) -> str:
     return field_name.rstrip("_").replace("_", "-")
 
 
-def _typed(key: str, value: Any, kind: Any) -> Scalar:
+def _typed(key: str, value: Any, kind: Any) -> Scalar | tuple[str, ...]:
+    if get_origin(kind) is tuple:
+        listed = (value,) if isinstance(value, str) else value
+        if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):
+            raise ConfigError(f"{key} = {value!r}: must be a list of names")
+        return tuple(listed)
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
     if kind is float and type(value) is int:
         value = float(value)
@@ -187,8 +193,8 @@ class RunConfig:
             )
 
 
-def check_known(values: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuse a key that no run config has.
+def check_known(values: Mapping[str, Any], known: Iterable[str], of: str = "the run config") -> None:
+    """Refuse a key that ``of`` does not have.
 
     Raises:
         ConfigError: names the key and the nearest known one.
@@ -196,5 +202,6 @@ def check_known(values: Mapping[str, Any], known: Iterable[str]) -> None:
     known = list(known)
     for key in values:
         if key not in known:
-            hint = nearest(key, known) or "; see docs/configuration.md"
-            raise ConfigError(f"{key} is not a key of the run config{hint}")
+            page = "configuration" if of == "the run config" else "policy"
+            hint = nearest(key, known) or f"; see docs/{page}.md"
+            raise ConfigError(f"{key} is not a key of {of}{hint}")

@@ -180,6 +180,17 @@ def payload_bytes(record: ArrayRecord) -> int:
     return sum(len(array.data) - (_after_header(array) if array.stype == DENSE else 0) for array in record.values())
 
 
+def norm_of(array: Array) -> float:
+    """Return the Euclidean norm of a tensor that was packed here."""
+    if array.stype == BITS:
+        return math.sqrt(int(np.unpackbits(np.frombuffer(array.data, np.uint8)).sum()))
+    if array.stype == SPARSE:
+        values = np.frombuffer(array.data[-(-math.prod(array.shape) // 8) :], array.dtype)
+    else:
+        values = _dense("", array)
+    return float(np.linalg.norm(values if values.dtype == np.float32 else values.astype(np.float64)))
+
+
 def _is_mask(name: str, specs: Specs) -> bool:
     """Return whether a tensor is the mask of a sparse one, with which it travels."""
     spec = specs.get(name.removeprefix(MASK))

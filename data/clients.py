@@ -71,6 +71,30 @@ class Description:
     label_counts: npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class Cut:
+    """What determines how a client's own training part is divided, at random.
+
+    ``max_samples`` > 0 keeps at most that many samples; ``validation_fraction`` of those kept are for validation.
+    """
+
+    validation_fraction: float
+    seed: int
+    name: str
+    max_samples: int
+
+    @classmethod
+    def of(cls, config: RunConfig, name: str) -> Self:
+        """Return that of the run config, for the client ``name``."""
+        return cls(config.validation_fraction, config.seed, name, config.max_samples)
+
+    def of_training(self, n: int) -> tuple[Indices, Indices]:
+        """Return the positions for training and those for validation in a training part of ``n`` samples."""
+        order = numpy_generator(self.seed, "split", self.name).permutation(n)[: self.max_samples or n]
+        validation = min(round(len(order) * self.validation_fraction), len(order) - 1)
+        return order[validation:], order[:validation]
+
+
 def check(config: RunConfig, *, files: bool = True) -> None:
     """Check the names, and (with ``files``) that the dataset is where ``data-dir`` says, without reading samples.
 
@@ -148,7 +172,9 @@ def load_client(config: RunConfig, partition_id: int, num_partitions: int) -> Cl
     return ClientData(train, validation, test, pool.num_classes, pool.x.shape[1:], pool.class_names)
 
 
-def load_own(directory: Path, config: RunConfig, name: str, cache: Path | None = None) -> ClientData:
+def load_own(
+    directory: Path, config: RunConfig, name: str, cache: Path | None = None, cut: Cut | None = None
+) -> ClientData:
     """Return the data of a node that has its own in ``directory``: two npz files, or folders of images.
 
     The files are ``train.npz`` and ``test.npz`` with the arrays x and y; the folders ``train/<class>/`` and
@@ -156,17 +182,16 @@ def load_own(directory: Path, config: RunConfig, name: str, cache: Path | None =
     ``image-channels`` say. The labels of folders are as in ``data.images.class_names``; the class names of npz files,
     if there are any, as in ``listed_names``.
 
-    The test part is taken whole; ``validation-fraction`` of the training part is for validation, drawn by ``seed`` and
-    the client's ``name``; ``max-samples`` > 0 keeps at most that many samples of the training part. ``num-classes`` 0
-    counts the classes: of images those in the list, of npz files those up to the largest label. Kept in memory until a
-    file changes; decoded images also as a file in ``cache``, for later processes.
+    The test part is taken whole; ``cut`` divides the training part, by default as the run config says for the client
+    ``name``. ``num-classes`` 0 counts the classes: of images those in the list, of npz files those up to the largest
+    label. Kept in memory until a file changes; decoded images also as a file in ``cache``, for later processes.
 
     Raises:
         DataError: there are neither or both, a file is missing or cannot be used, images differ in size or kind, a
             folder is not in the list of classes, or a label does not fit into ``num-classes``.
     """
     files, parts = _own_files_or_parts(directory)
-    cut = _Cut.of(config, name)
+    cut = cut or Cut.of(config, name)
     if files:
         listed, source = listed_names(directory, split_names(config.class_names))
         if 0 < config.num_classes < len(listed):
@@ -220,7 +245,7 @@ def describe(config: RunConfig, num_clients: int) -> Description:
         labels, largest = _own_labels(folder, num_clients)
         num_classes = class_count(largest, config.num_classes, f"data-dir = {folder}")
         shape = load_client(config, 0, num_clients).input_shape
-        train = [y[_Cut.of(config, str(i)).of_training(len(y))[0]] for i, y in enumerate(labels)]
+        train = [y[Cut.of(config, str(i)).of_training(len(y))[0]] for i, y in enumerate(labels)]
     else:
         pool = load_pool(Source.of(config))
         shape, num_classes = pool.x.shape[1:], pool.num_classes
@@ -241,26 +266,6 @@ def _split(own: Indices, partition_id: int, config: RunConfig) -> tuple[Indices,
     test = min(max(round(n * config.test_fraction), 1), n - 1)
     validation = min(round(n * config.validation_fraction), n - test - 1)
     return own[test + validation :], own[test : test + validation], own[:test]
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """What determines how a client's own training part is divided."""
-
-    validation_fraction: float
-    seed: int
-    name: str
-    max_samples: int
-
-    @classmethod
-    def of(cls, config: RunConfig, name: str) -> Self:
-        return cls(config.validation_fraction, config.seed, name, config.max_samples)
-
-    def of_training(self, n: int) -> tuple[Indices, Indices]:
-        """Return the positions for training and those for validation in a training part of ``n`` samples."""
-        order = numpy_generator(self.seed, "split", self.name).permutation(n)[: self.max_samples or n]
-        validation = min(round(len(order) * self.validation_fraction), len(order) - 1)
-        return order[validation:], order[:validation]
 
 
 def _own_directory(config: RunConfig) -> Path:
@@ -304,7 +309,7 @@ def _load_numbered(folder: Path, i: int, num_clients: int, config: RunConfig) ->
     files = _own_files(folder, i)
     # Where num-classes is set, the file that has a label beyond it is named when it is read.
     num_classes = config.num_classes or class_count(largest, 0, f"data-dir = {folder}")
-    return _load_files(files, _stamps(files), _Cut.of(config, str(i)), num_classes)
+    return _load_files(files, _stamps(files), Cut.of(config, str(i)), num_classes)
 
 
 def _stamps(files: tuple[Path, ...]) -> tuple[tuple[int, int], ...]:
@@ -322,7 +327,7 @@ def _stamps(files: tuple[Path, ...]) -> tuple[tuple[int, int], ...]:
 def _load_files(
     files: tuple[Path, Path],
     stamps: tuple[tuple[int, int], ...],
-    cut: _Cut,
+    cut: Cut,
     num_classes: int,
     names: tuple[str, ...] = (),
 ) -> ClientData:
@@ -347,7 +352,7 @@ def _load_images(
     train: ImageFiles,
     test: ImageFiles,
     form: Form,
-    cut: _Cut,
+    cut: Cut,
     names: tuple[str, ...],
     num_classes: int,
     cache: Path | None,

@@ -154,7 +154,7 @@ def _client_round(result: ClientResult) -> ClientRound:
         trained=result.trained,
         before=measured("before"),
         after=measured("after"),
-        loss=result.metrics["loss"] if result.trained else None,
+        loss=result.metrics.get("loss") if result.trained else None,
         bytes=Traffic(result.up, result.down),
         seconds=result.metrics.get("seconds"),
     )

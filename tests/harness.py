@@ -69,7 +69,12 @@ class LocalGrid(Grid):
             1000 + i: Context(
                 run_id=1,
                 node_id=1000 + i,
-                node_config={"partition-id": i, "num-partitions": clients, "state-dir": str(states)},
+                node_config={
+                    "partition-id": i,
+                    "num-partitions": clients,
+                    "state-dir": str(states),
+                    **({"data-dir": str(run_config["data-dir"])} if run_config["data-dir"] else {}),
+                },
                 state=RecordDict(),
                 run_config=run_config,
             )

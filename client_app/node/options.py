@@ -29,6 +29,7 @@ class NodeOptions:
         device: ``auto``, ``cpu``, ``cuda``, ...; None for what the run says.
         max_wait: seconds without a SuperLink after which the node gives up; None for never.
         health_address: where the SuperNode's gRPC health service listens, None for nowhere.
+        policy: the file of the node's policy; None for the default.
         keep_runs, keep_gb: how much of its past a client keeps (``client_app.keeping.Quota``); None for the usual.
     """
 
@@ -46,6 +47,7 @@ class NodeOptions:
     health_address: str | None
     keep_runs: int | None = None
     keep_gb: int | None = None
+    policy: Path | None = None
 
     def __post_init__(self) -> None:
         """Check values, files and names.
@@ -83,6 +85,8 @@ class NodeOptions:
             config["partition-id"], config["num-partitions"] = self.partition
         if self.device:
             config["device"] = self.device
+        if self.policy:
+            config["policy"] = str(self.policy)
         for key, value in (("keep-runs", self.keep_runs), ("keep-gb", self.keep_gb)):
             if value is not None:
                 config[key] = value

@@ -70,13 +70,14 @@ class Node:
         return not self._stop.is_set() and self._supernode is not None and self._supernode.poll() is None
 
     def _check(self) -> None:
-        """Import PyTorch into the warm process, and let it check data and device.
+        """Import PyTorch into the warm process, and let it check data, device and policy.
 
         Raises:
-            FloretError: the data or the device cannot be used.
+            FloretError: one of them cannot be used.
         """
         own = "" if self.options.partition or not self.options.data_dir else str(self.options.data_dir)
-        arguments = (own, self.options.device or "auto")
+        policy = str(self.options.policy or "")
+        arguments = (own, self.options.device or "auto", policy)
         try:
             wrong = self._warm.call("check", [], arguments, _IMPORT, lambda: not self._stop.is_set()).decode()
         except LostError as error:

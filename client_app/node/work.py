@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from client_app.app import app
+from client_app.policy import Policy
 from client_app.runtime import device_of
 from common.errors import FloretError
 from common.flower import pack_message, unpack_context, unpack_message
@@ -46,13 +47,14 @@ def answer(connection: Connection) -> None:
     connection.send_bytes(reply)
 
 
-def check(connection: Connection, data_dir: str, device: str) -> None:
-    """Send one line that says what is wrong with the node's own data or device, or an empty one.
+def check(connection: Connection, data_dir: str, device: str, policy: str) -> None:
+    """Send one line that says what is wrong with the node's own data, device or policy, or an empty one.
 
     Args:
         connection: where the line goes.
         data_dir: the client's own data; empty if it has a partition of the run's dataset.
         device: as in the run config.
+        policy: its file; empty without one.
     """
     wrong = ""
     try:
@@ -61,6 +63,9 @@ def check(connection: Connection, data_dir: str, device: str) -> None:
             check_own(Path(data_dir))
         option = "--device"
         device_of(device)
+        option = "--policy"
+        if policy:
+            Policy.read(Path(policy))
     except FloretError as error:
         wrong = f"{option}: {error}"
     connection.send_bytes(wrong.encode())

@@ -93,8 +93,8 @@ class EvaluateReply:
     """What a client measured.
 
     Attributes:
-        metrics: ``num-examples``; ``loss``, finite; those of the ``ACCURACIES`` that it sent, in [0, 1], and only on
-            splits of which it has samples; ``seconds``, not negative, if it sent them.
+        metrics: ``num-examples``; and if they were sent ``loss``, finite; of the ``ACCURACIES``, in [0, 1], those on
+            splits of which it has samples; ``seconds``, not negative.
     """
 
     metrics: dict[str, float]
@@ -344,9 +344,8 @@ def _metrics(content: RecordDict, client: Client, declared: int, split: str) -> 
             metrics[name] = number(f"metric {name}", record[name], 0, 1)
             if not getattr(client, of):
                 raise RefusedError(f"metric {name} is there, the client declared no {of} samples when it joined")
-    if "loss" not in record:
-        raise RefusedError("the reply has no loss")
-    metrics["loss"] = number("metric loss", record["loss"], -LARGEST_LOSS, LARGEST_LOSS)
+    if "loss" in record:
+        metrics["loss"] = number("metric loss", record["loss"], -LARGEST_LOSS, LARGEST_LOSS)
     if "seconds" in record:
         metrics["seconds"] = number("metric seconds", record["seconds"], 0, MOST_SECONDS)
     metrics["num-examples"] = samples

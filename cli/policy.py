@@ -1,0 +1,44 @@
+"""``floret policy``: what a node's policy permits, before it joins anything."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.option("--partition", is_flag=True, help="Without FILE: that of a node with a partition of the run's dataset.")
+@click.option("--run-config", "-c", multiple=True, help="Say whether this run would be permitted, too.")
+def policy(file: Path | None, partition: bool, run_config: tuple[str, ...]) -> None:
+    """Print what the policy in FILE permits, or without FILE what a node permits by itself.
+
+    First every key with its value, then what each method would send from a node.
+    """
+    from client_app.policy import Policy, PolicyError, kinds_sent
+    from common.run_config import default_config, merged, parse_run_config
+    from server_app.settings import read_config
+    from strategies import METHODS
+
+    permitted = Policy.read(file) if file else Policy.public() if partition else Policy()
+    values = permitted.values()
+    wide = max(map(len, values))
+    for key, value in values.items():
+        said = ", ".join(value) if isinstance(value, tuple) else str(value).lower()
+        click.echo(f"{key.ljust(wide)}  {said}")
+    click.echo()
+    defaults = default_config(Path(__file__).resolve().parents[1])
+    wide = max(map(len, METHODS))
+    for name in METHODS:
+        config, method, parameters = read_config(defaults | {"method": name})
+        kinds = kinds_sent(config, method, parameters)
+        click.echo(f"{name.ljust(wide)}  {permitted.says_of(name, kinds)}")
+    if run_config:
+        keys = defaults
+        for text in run_config:
+            keys = merged(keys, parse_run_config(text))
+        config, method, parameters = read_config(keys)
+        permitted.check_run(config, parameters)
+        said = permitted.says_of(config.method, kinds_sent(config, method, parameters))
+        if said.startswith("not"):
+            raise PolicyError(f"method = {config.method!r}: {said}")
+        click.echo(f"\nThis run is permitted: it {said}, as far as the data and the server's messages are permitted.")

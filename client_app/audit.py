@@ -1,0 +1,95 @@
+"""What left a node: a file on the device with a line of JSON for each message that was answered.
+
+It is written before the answer leaves. It grows to ``_LARGEST`` bytes; then it is renamed, and the one renamed before
+goes.
+"""
+
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from common.durable import DamagedError, make_folder, open_file, read_manifest, write_manifest
+from common.errors import FloretError
+from common.wire import find_record, norm_of, payload_bytes
+
+_LARGEST = 64 * 2**20
+# Where what is not a federation stands in a state directory.
+_FOLDER = ".audit"
+
+
+class Audit:
+    """The audit file of a client: ``.audit/<client>.jsonl`` in the node's state directory."""
+
+    def __init__(self, state_dir: Path, client: str) -> None:
+        self.path = state_dir / _FOLDER / f"{client}.jsonl"
+        self._count = state_dir / _FOLDER / f"{client}.rounds.json"
+
+    def write(self, message: Message, reply: RecordDict, about: dict[str, Any]) -> None:
+        """Add the line of an answered message.
+
+        The line has ``time`` (UTC), ``message`` (its kind), ``run``, ``node`` and ``round``, what is ``about`` it, and
+        of what leaves: ``tensors``, a list of ``name``, ``shape``, ``bytes`` and ``norm`` (Euclidean), their ``bytes``
+        together, and every other record of the reply as it is.
+
+        Raises:
+            FloretError: it cannot be written.
+        """
+        arrays = {name: record for name, record in reply.items() if isinstance(record, ArrayRecord)}
+        others = {
+            name: dict(record) for name, record in reply.items() if isinstance(record, ConfigRecord | MetricRecord)
+        }
+        config = find_record(message.content, "config", ConfigRecord) if message.has_content() else None
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "message": message.metadata.message_type,
+            "run": message.metadata.run_id,
+            "node": message.metadata.dst_node_id,
+            "round": config.get("round") if config else None,
+            **about,
+            "tensors": [
+                {"name": name, "shape": list(array.shape), "bytes": len(array.data), "norm": norm_of(array)}
+                for record in arrays.values()
+                for name, array in record.items()
+            ],
+            "bytes": sum(payload_bytes(record) for record in arrays.values()),
+            "records": others,
+        }
+        text = json.dumps(line, default=repr) + "\n"
+        try:
+            make_folder(self.path.parent, private=True)
+            if self.path.exists() and self.path.stat().st_size + len(text) > _LARGEST:
+                self.path.replace(self.path.with_suffix(".1.jsonl"))
+            with open_file(self.path, "ab", private=True) as file:
+                file.write(text.encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise FloretError(f"{self.path} cannot be written ({error.strerror}); nothing leaves without it") from error
+
+    def count_round(self) -> int:
+        """Count one more round of this day (UTC) and return how many there were with it.
+
+        A clock that is set back does not begin a day anew.
+
+        Raises:
+            FloretError: the count cannot be written.
+        """
+        day = datetime.now(UTC).date().isoformat()
+        last, count = "", 0
+        try:
+            if self._count.exists():
+                said = read_manifest(self._count)
+                last, count = str(said["day"]), int(said["rounds"])
+        except (DamagedError, KeyError, TypeError, ValueError):
+            last = day  # it counts from here on
+        count = count + 1 if day <= last else 1
+        try:
+            make_folder(self._count.parent, private=True)
+            write_manifest(self._count, {"day": max(day, last), "rounds": count}, private=True)
+        except OSError as error:
+            raise FloretError(f"{self._count} cannot be written ({error.strerror})") from error
+        return count

@@ -1,0 +1,316 @@
+"""What a node lets happen on its device and lets leave it, whatever the server asks: ``floret node --policy FILE``.
+
+A simulation has no policy: there all clients are the user's own. A policy can only refuse or take away; what it refuses
+is an error of one line, which this node logs and the server is told.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from client_app.inventory import size_of_states, states_of
+from common.config import RunConfig, between, check_known, choice, folder_name, key_of, one_of, read_keys
+from common.errors import ConfigError, FloretError
+from common.filters import Payload
+from common.norms import group_of
+from common.tensors import NamedArrays
+from data import ClientData
+from models import MODELS, build_model, count_values, head_layers
+from strategies import METHODS
+from strategies.core import Method, Setup, keys_of
+
+ALL = "all"
+# What can leave, by the group of its tensors. Of other names, those of networks beside the model are
+# ``<network>.<tensor>``; what has no such name was computed from the data.
+KINDS = {"extractor": "extractor", "head": "head", "prototype": "prototypes"}
+NETWORKS, REPRESENTATIONS = "networks", "representations"
+EVERY = (*KINDS.values(), NETWORKS, REPRESENTATIONS)
+# The whole model, in the key ``leaves``.
+MODEL = ("extractor", "head")
+# What an accuracy is rounded to.
+STEP = 0.05
+
+
+class PolicyError(FloretError):
+    """The node's policy refuses what a server asks for."""
+
+
+def _names(known: tuple[str, ...] | None = None) -> Any:
+    """Declare a list of names, of ``known`` ones or else such as federations have."""
+
+    def check(names: tuple[str, ...]) -> str | None:
+        for name in names:
+            wrong = one_of(name, [*known, ALL]) if known is not None else folder_name(name)
+            if wrong:
+                return f"{name!r}: {wrong}"
+        return None
+
+    return field(default=(ALL,), metadata={"check": check})
+
+
+def _number(default: float, low: float, high: float = math.inf) -> Any:
+    return field(default=default, metadata=between(low, high).metadata)
+
+
+def _leaves() -> Any:
+    return field(default=("model", NETWORKS, "prototypes"), metadata=_names(("model", *EVERY)).metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """The keys of a policy, each with its default; ``docs/policy.md`` says what each means.
+
+    Sizes are in units of 10^6 (mb) and 10^9 (gb) bytes.
+    """
+
+    methods: tuple[str, ...] = _names(tuple(METHODS))
+    federations: tuple[str, ...] = _names()
+    leaves: tuple[str, ...] = _leaves()
+    class_names: bool = True
+    accuracies: str = field(default="rounded", metadata=choice("exact", "rounded", "none").metadata)
+    hidden_below: int = _number(20, 0)
+    min_samples: int = _number(10, 1)
+    min_class_samples: int = _number(5, 1)
+    min_steps: int = _number(2, 1)
+    max_samples: int = _number(0, 0)
+    validation_fraction: float = _number(0.1, 0, 0.5)
+    max_local_epochs: int = _number(100, 1)
+    max_rounds_a_day: int = _number(5000, 1)
+    max_model_mb: int = _number(1000, 1)
+    max_image_size: int = _number(1024, 1)
+    max_classes: int = _number(10_000, 1)
+    max_federations: int = _number(16, 1)
+    max_state_gb: int = _number(100, 1)
+
+    @classmethod
+    def public(cls) -> Self:
+        """Return the policy of a node whose data are a partition of the run's dataset, and nobody's own."""
+        return cls(leaves=(ALL,), accuracies="exact", hidden_below=0, min_samples=1, min_class_samples=1, min_steps=1)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Return the policy in a YAML file; a key that is not in it has its default.
+
+        Raises:
+            ConfigError: names the file, the key, and what is wrong.
+        """
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"policy {path}: cannot be read ({error.strerror})") from error
+        except RecursionError as error:
+            raise ConfigError(f"policy {path}: is nested too deeply") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"policy {path}: is not YAML ({' '.join(str(error).split())})") from error
+        content = {} if content is None else content
+        if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+            raise ConfigError(f"policy {path}: is not a table of keys and values, such as 'min-samples: 50'")
+        try:
+            check_known(content, cls().values(), "a policy")
+            return read_keys(cls, {**cls().values(), **content})
+        except ConfigError as error:
+            raise ConfigError(f"policy {path}: {error}") from error
+
+    @classmethod
+    def of(cls, node: Mapping[str, Any]) -> Self:
+        """Return that of a node config: its ``policy`` file; without one, as its data are its own or the run's.
+
+        The file is read for every message, so that what is changed in it holds from the next one on.
+
+        Raises:
+            ConfigError: as ``read``.
+        """
+        path = str(node.get("policy", ""))
+        if path:
+            return cls.read(Path(path).expanduser())
+        return cls.public() if "partition-id" in node else cls()
+
+    def values(self) -> dict[str, Any]:
+        """Return the keys as in a file, lists as tuples."""
+        return {key_of(item.name): getattr(self, item.name) for item in fields(self)}
+
+    # What may happen
+
+    def check_run(self, config: RunConfig, parameters: Any) -> None:
+        """Check what a run config says; ``parameters`` are the method's own.
+
+        Raises:
+            PolicyError: a key is not permitted here.
+        """
+        for key, name, permitted in (
+            ("methods", config.method, self.methods),
+            ("federations", config.federation, self.federations),
+        ):
+            if ALL not in permitted and name not in permitted:
+                raise _refused(key, permitted, f"{key[:-1]} = {name!r}")
+        epochs = {"local-epochs": config.local_epochs} | {
+            f"{config.method}.{key}": value for key, value in keys_of(parameters).items() if key.endswith("epochs")
+        }
+        for key, value in epochs.items():
+            self._bound("max-local-epochs", key, value)
+        self._bound("max-image-size", "image-size", config.image_size)
+
+    def check_model(self, config: RunConfig, shape: tuple[int, ...], classes: int) -> None:
+        """Check the size of the model, before it is made; ``shape`` is that of an input.
+
+        Raises:
+            PolicyError: it is larger than permitted here.
+            ConfigError: there is no such model, or it cannot take such inputs.
+        """
+        self._bound("max-classes", "num-classes", classes)
+        wrong = one_of(config.model, MODELS)
+        if wrong:
+            raise ConfigError(f"model = {config.model!r:.60}: {wrong}")
+        size = 4 * count_values(config.model, shape, classes)
+        if size > self.max_model_mb * 1e6:
+            raise _refused("max-model-mb", self.max_model_mb, f"the model {config.model!r} has {size / 1e6:.1f} MB")
+
+    def check_data(self, config: RunConfig, data: ClientData) -> None:
+        """Check that so many samples and steps stand behind what leaves that they may.
+
+        Raises:
+            PolicyError: they are too few.
+        """
+        samples = len(data.train)
+        if samples < self.min_samples:
+            raise _refused("min-samples", self.min_samples, f"there are {samples} training samples")
+        steps = config.local_epochs * math.ceil(samples / config.batch_size)
+        if steps < self.min_steps:
+            said = f"local-epochs = {config.local_epochs}, batch-size = {config.batch_size}"
+            raise _refused("min-steps", self.min_steps, f"a round would have {steps} steps ({said})")
+
+    def check_day(self, rounds: int) -> None:
+        """Check the number of rounds of this day, with the one that is asked for.
+
+        Raises:
+            PolicyError: there were enough.
+        """
+        if rounds > self.max_rounds_a_day:
+            raise _refused("max-rounds-a-day", self.max_rounds_a_day, f"this would be round {rounds} of the day (UTC)")
+
+    def check_disk(self, state_dir: Path, config: RunConfig) -> None:
+        """Check that there is room for the states of one more federation, or for more of one that is known.
+
+        Raises:
+            PolicyError: there is none.
+        """
+        known = states_of(state_dir)
+        if config.federation not in known and len(known) >= self.max_federations:
+            raise _refused(
+                "max-federations",
+                self.max_federations,
+                f"federation = {config.federation!r} would be one more; see floret state remove",
+            )
+        size = size_of_states(state_dir)
+        if size >= self.max_state_gb * 1e9:
+            raise _refused(
+                "max-state-gb", self.max_state_gb, f"{state_dir} has {size / 1e9:.1f} GB; see floret state remove"
+            )
+
+    def check_method(self, method: type[Method], setup: Setup) -> None:
+        """Check that the method sends only what may leave.
+
+        Raises:
+            PolicyError: names the kind of tensors that may not.
+        """
+        kinds = sorted({kind_of(name) for name in method.uplink(setup)} - self.kinds())
+        if kinds:
+            raise _refused("leaves", self.leaves, f"method = {setup.config.method!r} sends {' and '.join(kinds)}")
+
+    def says_of(self, method: str, kinds: set[str]) -> str:
+        """Return what is permitted to a method that sends these kinds of tensors."""
+        if ALL not in self.methods and method not in self.methods:
+            return "not permitted: it is not among methods"
+        wrong = sorted(kinds - self.kinds())
+        if wrong:
+            return f"not permitted: it sends {' and '.join(wrong)}"
+        return f"sends {', '.join(sorted(kinds)) or 'no tensors'}"
+
+    def kinds(self) -> set[str]:
+        """Return the kinds of tensors that may leave."""
+        if ALL in self.leaves:
+            return set(EVERY)
+        return set(self.leaves) & set(EVERY) | (set(MODEL) if "model" in self.leaves else set())
+
+    def _bound(self, key: str, what: str, value: int) -> None:
+        most = self.values()[key]
+        if value > most:
+            raise _refused(key, most, f"{what} = {value}")
+
+
+class Outgoing:
+    """The filter that everything passes which leaves a node, as its policy says."""
+
+    def __init__(self, policy: Policy, data: ClientData) -> None:
+        self.policy = policy
+        self._samples = {split: len(getattr(data, split)) for split in ("train", "validation", "test")}
+        self._of_class = data.train.y.bincount().tolist()
+
+    def __call__(self, payload: Payload) -> Payload:
+        """Return what may leave of a reply.
+
+        Raises:
+            PolicyError: a tensor is of a kind that may not.
+        """
+        permitted = self.policy.kinds()
+        tensors: NamedArrays = {}
+        for name, array in payload.tensors.items():
+            kind = kind_of(name)
+            if kind not in permitted:
+                raise _refused("leaves", self.policy.leaves, f"{name} is of the kind {kind}")
+            if kind != "prototypes" or self._samples_of(name) >= self.policy.min_class_samples:
+                tensors[name] = array
+        scalars = payload.scalars if payload.kind == "plan" else self._measured(payload)
+        return replace(payload, tensors=tensors, scalars=scalars)
+
+    def _samples_of(self, name: str) -> int:
+        """Return the number of training samples of the class whose prototype is called ``name``."""
+        number = int(name.rpartition(".")[2])
+        return self._of_class[number] if number < len(self._of_class) else 0
+
+    def _measured(self, payload: Payload) -> dict[str, Any]:
+        """Return the metrics of a reply as they may leave."""
+        kept: dict[str, Any] = {}
+        for name, value in payload.scalars.items():
+            when, _, split = name.partition(".")
+            accuracy = when in ("before", "after")
+            if not accuracy and name != "loss":
+                kept[name] = value
+                continue
+            of = split if accuracy else "train" if payload.kind == "train" else "test"
+            if self.policy.accuracies == "none" or self._samples[of] < self.policy.hidden_below:
+                continue
+            if self.policy.accuracies == "rounded":
+                value = round(round(value / STEP) * STEP, 6) if accuracy else float(f"{value:.0e}")
+            kept[name] = value
+        return kept
+
+
+def setup_of(config: RunConfig, method: type[Method], parameters: Any, shape: tuple[int, ...], classes: int) -> Setup:
+    """Return what a method works with on data of this shape, with a model that has no weights of its own.
+
+    Raises:
+        ConfigError: the model cannot take such inputs.
+    """
+    cut = config.head_layers or head_layers(config.model, shape, method.head)
+    return Setup(config, parameters, build_model(config.model, shape, classes, cut, None), cut, shape)
+
+
+def kinds_sent(config: RunConfig, method: type[Method], parameters: Any) -> set[str]:
+    """Return the kinds of tensors that a method sends, with the model ``cnn2``, which all methods take."""
+    setup = setup_of(replace(config, model="cnn2"), method, parameters, (1, 28, 28), 10)
+    return {kind_of(name) for name in method.uplink(setup)}
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a tensor that a client sends."""
+    return KINDS.get(group_of(name)) or (NETWORKS if "." in name else REPRESENTATIONS)
+
+
+def _refused(key: str, value: object, what: str) -> PolicyError:
+    said = ", ".join(value) if isinstance(value, tuple) else value
+    return PolicyError(f"this node's policy has {key} = {said}, and {what}")

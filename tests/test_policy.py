@@ -1,0 +1,478 @@
+"""A node's policy against servers that ask for more than they should, each attack as it was tried; audit; disk."""
+
+import dataclasses
+import json
+import math
+import re
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+
+from cli.main import floret
+from client_app.app import app
+from client_app.policy import Policy
+from common.config import key_of
+from common.errors import ConfigError
+from common.seeds import torch_generator
+from common.wire import from_record, to_record
+from models import build_model
+from strategies import METHODS
+from tests.harness import ROOT, federate, run_config
+
+CLASSES, SIDE = 10, 6
+# How often each class is among the test samples.
+HISTOGRAM = (20, 3, 11, 7, 16, 9, 1, 14, 12, 7)
+
+
+@dataclass
+class Site:
+    """A node with data of its own, and a server that may ask it anything."""
+
+    folder: Path
+    policy: str = ""
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.train_x = rng.random((60, SIDE), dtype=np.float32)
+        self.train_y = np.arange(60) % CLASSES
+        (self.folder / "data").mkdir(parents=True)
+        np.savez(self.folder / "data" / "train.npz", x=self.train_x, y=self.train_y)
+        test_y = np.repeat(np.arange(CLASSES), HISTOGRAM)
+        np.savez(self.folder / "data" / "test.npz", x=rng.random((len(test_y), SIDE), dtype=np.float32), y=test_y)
+        self.node: dict[str, Any] = {
+            "client-name": "site",
+            "data-dir": str(self.folder / "data"),
+            "state-dir": str(self.folder / "state"),
+        }
+        if self.policy:
+            (self.folder / "policy.yaml").write_text(self.policy)
+            self.node["policy"] = str(self.folder / "policy.yaml")
+        self.round = 0
+
+    @property
+    def audit(self) -> list[dict[str, Any]]:
+        """The lines of the audit file."""
+        return [json.loads(line) for line in (self.folder / "state/.audit/site.jsonl").read_text().splitlines()]
+
+    def ask(
+        self, kind: str, arrays: dict[str, np.ndarray] | None = None, scalars: dict[str, Any] | None = None, **keys: Any
+    ) -> RecordDict:
+        """Return what the node answers to a message of a run with these keys."""
+        self.round += 1
+        said = {
+            "round": self.round,
+            "lr": 0.01,
+            "num-classes": CLASSES,
+            "head-layers": 1,
+            "session.lineage": "run",
+            "session.directory": "",
+            "session.checkpointed": 0,
+            "session.resumed": [0][:0],
+            **(scalars or {}),
+        }
+        content = RecordDict({"arrays": to_record(arrays or {}), "config": ConfigRecord(said)})
+        message = Message(content, 7, kind)
+        message.metadata.__dict__["_message_id"] = str(self.round)
+        values = run_config(self.folder, **({"method": "fedper", "model": "mlp"} | keys))
+        context = Context(run_id=1, node_id=7, node_config=self.node, state=RecordDict(), run_config=values)
+        return app(message, context).content
+
+    def refusal(self, kind: str = "train", **asked: Any) -> str:
+        """Return the line with which the node refuses."""
+        record = self.ask(kind, **asked)["error"]
+        assert isinstance(record, ConfigRecord)
+        return str(record["reason"])
+
+
+def arrays_of(reply: RecordDict) -> dict[str, np.ndarray]:
+    record = reply["arrays"]
+    assert isinstance(record, ArrayRecord)
+    return from_record(record)
+
+
+def metrics_of(reply: RecordDict) -> dict[str, Any]:
+    record = reply["metrics"]
+    assert isinstance(record, MetricRecord)
+    return dict(record)
+
+
+def described(site: Site) -> dict[str, Any]:
+    record = site.ask("query.describe")["client"]
+    assert isinstance(record, ConfigRecord)
+    return dict(record)
+
+
+def initial(**weights: torch.Tensor) -> dict[str, np.ndarray]:
+    """Return a model's tensors as a server makes them, the given ones put in place."""
+    model = build_model("mlp", (SIDE,), CLASSES, 1, torch_generator(0, "model"))
+    tensors = model.state_dict() | {name.replace("__", "."): weight for name, weight in weights.items()}
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+def shared(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: array for name, array in tensors.items() if name.startswith("extractor")}
+
+
+# The run config of the first attack: one sample, one epoch, one step.
+ONE_SAMPLE: dict[str, Any] = {"max_samples": 1, "local_epochs": 1, "validation_fraction": 0.0, "weight_decay": 0.0}
+
+
+def samples_in(site: Site, before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> float:
+    """Return for how many of a linear layer's units the weight difference divided by the bias difference is a training
+    sample, as a part of those that moved.
+    """
+    weight = next(name for name in before if name.endswith("weight"))
+    bias = weight.replace("weight", "bias")
+    moved = after[bias] - before[bias]
+    rows = (after[weight] - before[weight])[np.abs(moved) > 1e-5] / moved[np.abs(moved) > 1e-5, None]
+    return float(np.mean([np.abs(site.train_x - row).max(axis=1).min() < 1e-2 for row in rows]))
+
+
+def test_a_server_cannot_choose_one_sample(tmp_path: Path) -> None:
+    # A unit that by chance only one sample activates shows it all the same: SECURITY.md says so.
+    site, before = Site(tmp_path), shared(initial())
+    for seed in range(5):
+        reply = site.ask("train", before, **ONE_SAMPLE, seed=seed, batch_size=1)
+        assert metrics_of(reply)["num-examples"] == 54
+        assert samples_in(site, before, arrays_of(reply)) < 0.05
+
+
+def test_the_attack_succeeds_where_the_policy_lets_it(tmp_path: Path) -> None:
+    # So that the test above can fail: one sample, one step, as the server wants.
+    site = Site(tmp_path, "max-samples: 1\nmin-samples: 1\nmin-steps: 1\nvalidation-fraction: 0")
+    before = shared(initial())
+    after = arrays_of(site.ask("train", before, **ONE_SAMPLE, batch_size=1))
+    assert samples_in(site, before, after) == 1.0
+
+
+def test_a_nodes_own_seed_divides_and_orders_its_data(tmp_path: Path) -> None:
+    one, other = Site(tmp_path / "one"), Site(tmp_path / "other")
+
+    def update(site: Site, **keys: Any) -> bytes:
+        site.round = 0
+        reply = site.ask("train", shared(initial()), client_state="fresh", **keys)
+        return b"".join(array.tobytes() for array in arrays_of(reply).values())
+
+    # The run's seed draws first weights of a head and nothing else of a node with own data: neither is in its order.
+    first = update(one, validation_fraction=0.3)
+    assert update(one, validation_fraction=0.0, max_samples=3) == first
+    assert update(other) != first
+    assert (one.folder / "state" / "seed").read_text() != (other.folder / "state" / "seed").read_text()
+    assert stat.S_IMODE((one.folder / "state" / "seed").stat().st_mode) == 0o600
+    sent = json.dumps([one.audit, other.audit])
+    assert (one.folder / "state" / "seed").read_text() not in sent
+
+
+def constant(chosen: int) -> dict[str, np.ndarray]:
+    """Return a model that answers the class ``chosen``."""
+    bias = torch.full((CLASSES,), -50.0)
+    bias[chosen] = 50.0
+    tensors = initial()
+    names = [name for name in tensors if name.startswith("head")]
+    return tensors | {n: bias.numpy() if n.endswith("bias") else np.zeros_like(tensors[n]) for n in names}
+
+
+@pytest.mark.parametrize(("accuracies", "exact"), [("exact", True), ("rounded", False), ("none", False)])
+def test_the_label_histogram_from_accuracies(tmp_path: Path, accuracies: str, exact: bool) -> None:
+    site = Site(tmp_path, f"accuracies: {accuracies}")
+    found: list[Any] = []
+    losses: list[Any] = []
+    for chosen in range(CLASSES):
+        metrics = metrics_of(site.ask("evaluate", constant(chosen), method="fedavg"))
+        found.append(metrics.get("before.test"))
+        losses.append(metrics.get("loss"))
+    truth = [count / 100 for count in HISTOGRAM]
+    if exact:
+        assert found == pytest.approx(truth)
+    elif accuracies == "rounded":
+        assert all(round(value * 20, 6).is_integer() for value in found)
+        assert sum(abs(a - b) > 0.005 for a, b in zip(found, truth, strict=True)) >= 7
+        # The loss of such a model is the histogram, too: one digit of it is left.
+        assert all(loss == float(f"{loss:.0e}") for loss in losses)
+    else:
+        assert found == losses == [None] * CLASSES
+
+
+def test_few_test_samples_are_not_told(tmp_path: Path) -> None:
+    site = Site(tmp_path, "accuracies: exact\nhidden-below: 101")
+    metrics = metrics_of(site.ask("train", shared(initial())))
+    assert metrics.keys() == {"num-examples", "seconds"}
+    site = Site(tmp_path / "other", "accuracies: exact\nhidden-below: 100\nvalidation-fraction: 0.5")
+    metrics = metrics_of(site.ask("train", shared(initial())))
+    assert metrics.keys() == {"num-examples", "seconds", "before.test", "after.test"}  # 30 samples to train on
+
+
+def test_prototypes_of_rare_classes_stay(tmp_path: Path) -> None:
+    names = {f"prototype.{c}" for c in range(CLASSES)}
+    site = Site(tmp_path, "validation-fraction: 0\nmin-class-samples: 6")
+    assert set(arrays_of(site.ask("train", method="fedproto"))) == names
+    site = Site(tmp_path / "other", "validation-fraction: 0\nmin-class-samples: 7")
+    assert set(arrays_of(site.ask("train", method="fedproto"))) == set()
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("methods: [fedrep, pfakd]", {}, "methods = fedrep, pfakd, and method = 'fedper'"),
+    ("federations: [hospitals]", {}, "federations = hospitals, and federation = 'default'"),
+    ("leaves: [head]", {}, "leaves = head, and method = 'fedper' sends extractor"),
+    ("leaves: [extractor]", {"method": "fedavg"}, "leaves = extractor, and method = 'fedavg' sends head"),
+    ("leaves: model", {"method": "fedproto"}, "leaves = model, and method = 'fedproto' sends prototypes"),
+    ("min-samples: 55", {}, "min-samples = 55, and there are 54 training samples"),
+    (
+        "min-steps: 3",
+        {"local_epochs": 2, "batch_size": 54},
+        "min-steps = 3, and a round would have 2 steps (local-epochs = 2, batch-size = 54)",
+    ),
+    ("max-local-epochs: 4", {}, "max-local-epochs = 4, and local-epochs = 5"),
+    ("", {"local_epochs": 101}, "max-local-epochs = 100, and local-epochs = 101"),
+    ("", {"method": "fedrep", "fedrep__head_epochs": 10**6}, "and fedrep.head-epochs = 1000000"),
+    ("", {"image_size": 30_000}, "max-image-size = 1024, and image-size = 30000"),
+    ("max-classes: 9", {}, "max-classes = 9, and num-classes = 10"),
+]
+
+
+@pytest.mark.parametrize(("policy", "keys", "reason"), REFUSED)
+@pytest.mark.parametrize("kind", ["train", "evaluate", "query.plan", "query.describe"])
+def test_what_a_policy_refuses_is_one_line(
+    tmp_path: Path, policy: str, keys: dict[str, Any], reason: str, kind: str
+) -> None:
+    site = Site(tmp_path, policy)
+    line = site.refusal(kind, **keys)
+    assert line.startswith("this node's policy has " if kind != "query.describe" else "client site: this node's policy")
+    assert reason in line
+    assert "\n" not in line
+    assert site.audit[-1]["records"]["error"]["reason"] == line
+    # Nothing was made in the name of what was refused.
+    assert {path.name for path in (tmp_path / "state").iterdir()} <= {".audit", "seed", "identity"}
+
+
+def test_a_message_cannot_ask_for_a_model_that_is_too_large(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    assert "max-classes = 10000, and num-classes = 1000000000" in site.refusal(scalars={"num-classes": 10**9})
+    site = Site(tmp_path / "other", "max-classes: 1000000000")
+    assert re.search(
+        r"max-model-mb = 1000, and the model 'mlp' has \d+\.\d MB", site.refusal(scalars={"num-classes": 10**9})
+    )
+    assert "no num-classes" in site.refusal(scalars={"num-classes": "ten"})
+
+
+def test_rounds_of_a_day(tmp_path: Path) -> None:
+    site = Site(tmp_path, "max-rounds-a-day: 2")
+    assert "arrays" in site.ask("train", shared(initial()))
+    assert "metrics" in site.ask("evaluate")
+    assert "max-rounds-a-day = 2, and this would be round 3 of the day (UTC)" in site.refusal()
+    # Another day, and a clock that is set back.
+    count = tmp_path / "state/.audit/site.rounds.json"
+    from common.durable import read_manifest, write_manifest
+
+    write_manifest(count, {"day": "2020-01-01", "rounds": 2})
+    assert "metrics" in site.ask("evaluate")
+    assert read_manifest(count)["rounds"] == 1
+    write_manifest(count, {"day": "2999-01-01", "rounds": 2})
+    assert "max-rounds-a-day" in site.refusal()
+
+
+def test_federations_and_disk(tmp_path: Path) -> None:
+    site = Site(tmp_path, "max-federations: 2")
+    for name in ("a", "b", "a"):
+        assert "arrays" in site.ask("train", shared(initial()), federation=name)
+    assert "max-federations = 2, and federation = 'c' would be one more" in site.refusal(federation="c")
+    assert {path.name for path in (tmp_path / "state").iterdir() if path.is_dir()} == {".audit", "a", "b"}
+    from click.testing import CliRunner
+
+    runner = CliRunner()
+    options = ["state", "remove", "--state-dir", str(tmp_path / "state")]
+    done = runner.invoke(floret, [*options, "--federation", "b"], input="n\n")
+    assert (tmp_path / "state" / "b").is_dir(), done.output
+    done = runner.invoke(floret, [*options, "--federation", "b", "--yes"])
+    assert done.output == "deleted: client site in federation b, fedper\n"
+    assert not (tmp_path / "state" / "b").exists()
+    assert (tmp_path / "state" / "a" / "fedper" / "site").is_dir()
+    assert "arrays" in site.ask("train", shared(initial()), federation="c")
+    # Larger than a gigabyte, and nothing on the disk.
+    with (tmp_path / "state/c/fedper/site/00000009.safetensors").open("wb") as file:
+        file.truncate(2 * 10**9)
+    (tmp_path / "policy.yaml").write_text("max-state-gb: 1")
+    assert re.search(r"max-state-gb = 1, and .*state has 2.0 GB; see floret state remove", site.refusal())
+
+
+def test_class_names_stay_if_the_policy_says_so(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    (tmp_path / "data" / "classes.txt").write_text("\n".join(f"class {c}" for c in range(CLASSES)))
+    assert described(site)["class-names"]
+    (tmp_path / "policy.yaml").write_text("class-names: false")
+    site.node["policy"] = str(tmp_path / "policy.yaml")
+    assert described(site)["class-names"] == []
+
+
+def test_a_demo_node_reads_only_the_folder_of_its_own_command_line(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    site.node = {"partition-id": 0, "num-partitions": 2, "state-dir": str(tmp_path / "state")}
+    for dataset in ("npz", "image-folder", "mnist", "npz-clients"):
+        line = site.refusal("query.describe", dataset=dataset, data_dir=str(secret), download=True)
+        assert line == (
+            f"dataset = {dataset!r}: this node was started without --data-dir, the folder that has it; it reads no "
+            "other"
+        )
+    assert not list(secret.iterdir())
+    site.node["data-dir"] = str(tmp_path / "data")
+    line = site.refusal("query.describe", dataset="npz", data_dir=str(secret))
+    assert str(tmp_path / "data") in line
+    assert "secret" not in line
+
+
+def test_the_audit_file_has_what_left(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.ask("query.describe")
+    reply = site.ask("train", shared(initial()))
+    site.refusal(local_epochs=500)
+    described, trained, refused = site.audit
+    assert described["message"] == "query.describe"
+    assert described["records"]["client"]["train"] == 54
+    assert (trained["client"], trained["federation"], trained["method"], trained["round"]) == (
+        "site", "default", "fedper", 2,
+    )  # fmt: skip
+    sent = arrays_of(reply)
+    assert [tensor["name"] for tensor in trained["tensors"]] == list(sent)
+    for tensor in trained["tensors"]:
+        assert tensor["shape"] == list(sent[tensor["name"]].shape)
+        assert tensor["norm"] == pytest.approx(np.linalg.norm(sent[tensor["name"]]), rel=1e-5)
+    assert trained["bytes"] == sum(array.nbytes for array in sent.values())
+    assert trained["records"]["metrics"] == metrics_of(reply)
+    assert refused["tensors"] == []
+    assert stat.S_IMODE((tmp_path / "state/.audit/site.jsonl").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "state/.audit").stat().st_mode) == 0o700
+
+
+def test_nothing_leaves_without_its_line(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    (tmp_path / "state/.audit/site.jsonl").mkdir(parents=True)
+    assert "site.jsonl cannot be written (Is a directory); nothing leaves without it" in site.refusal("query.describe")
+
+
+def test_the_audit_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client_app.audit._LARGEST", 3000)
+    site = Site(tmp_path)
+    for _ in range(20):
+        site.ask("query.describe")
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "state/.audit").iterdir()}
+    assert sizes.keys() == {"site.jsonl", "site.1.jsonl"}
+    assert max(sizes.values()) <= 3000
+
+
+# The file
+
+
+WRONG = [
+    ("min-sample: 3", "min-sample is not a key of a policy (did you mean 'min-samples'?)"),
+    ("min-samples: many", "min-samples = 'many': must be a whole number"),
+    ("min-samples: 0", "min-samples = 0: must be at least 1"),
+    ("leaves: [extractr]", "'extractr': must be one of model, extractor"),
+    ("leaves: 3", "leaves = 3: must be a list of names"),
+    ("methods: [fedperr]", "did you mean 'fedper'?"),
+    ("federations: [../x]", "must be 1 to 100 letters"),
+    ("accuracies: some", "must be one of exact, rounded, none"),
+    ("class-names: maybe", "class-names = 'maybe': must be true or false"),
+    ("- a list", "is not a table of keys and values"),
+    ("3: 4", "is not a table of keys and values"),
+    ("a: [", "is not YAML"),
+    ("[" * 5000, "is nested too deeply"),
+    ("\x00", "is not YAML"),
+]
+
+
+@pytest.mark.parametrize(("text", "wrong"), WRONG)
+def test_a_policy_that_cannot_be_read_permits_nothing(tmp_path: Path, text: str, wrong: str) -> None:
+    site = Site(tmp_path, text)
+    with pytest.raises(ConfigError) as error:
+        Policy.read(tmp_path / "policy.yaml")
+    assert wrong in str(error.value)
+    assert str(error.value).startswith(f"policy {tmp_path}/policy.yaml: ")
+    assert wrong in site.refusal("query.describe")
+
+
+def test_a_policy_that_is_gone_permits_nothing(tmp_path: Path) -> None:
+    site = Site(tmp_path, "min-samples: 1")
+    (tmp_path / "policy.yaml").unlink()
+    assert "policy.yaml: cannot be read (No such file or directory)" in site.refusal()
+
+
+def test_the_docs_have_every_key_with_its_defaults() -> None:
+    text = (ROOT / "docs" / "policy.md").read_text()
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| `([^`]*)` \|", text, re.MULTILINE))
+    public = dict(re.findall(r"^\| `([a-z-]+)` \| `[^`]*` \| `([^`]*)` \|", text, re.MULTILINE))
+
+    def said(policy: Policy) -> dict[str, str]:
+        shown: Callable[[Any], str] = lambda v: ", ".join(v) if isinstance(v, tuple) else str(v).lower()  # noqa: E731
+        return {key_of(f.name): shown(getattr(policy, f.name)) for f in dataclasses.fields(policy)}
+
+    assert rows == said(Policy())
+    assert public == said(Policy.public())
+
+
+def test_the_command_says_what_is_permitted(tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    done = CliRunner().invoke(floret, ["policy"])
+    assert done.exit_code == 0
+    assert "min-samples          10" in done.output
+    for name in METHODS:
+        assert re.search(rf"^{name} +(sends|not permitted)", done.output, re.MULTILINE), name
+    assert re.search(r"^ua-pdfl +not permitted: it sends representations", done.output, re.MULTILINE)
+    file = tmp_path / "policy.yaml"
+    file.write_text("leaves: extractor")
+    done = CliRunner().invoke(floret, ["policy", str(file), "-c", 'method="fedper"'])
+    assert "This run is permitted: it sends extractor" in done.output
+    done = CliRunner().invoke(floret, ["policy", str(file), "-c", 'method="fedavg"'])
+    assert "it sends head" in str(done.exception)
+    done = CliRunner().invoke(floret, ["policy", str(file), "-c", "local-epochs=101"])
+    assert "max-local-epochs = 100, and local-epochs = 101" in str(done.exception)
+
+
+# A whole federation
+
+
+def test_a_run_goes_on_without_those_who_refuse_and_those_who_tell_nothing(tmp_path: Path) -> None:
+    def silent(message: Message, reply: Message) -> Message:
+        metrics = reply.content.get("metrics")
+        if metrics is not None and message.metadata.dst_node_id != 1000:
+            for name in list(metrics):
+                if name not in ("num-examples", "seconds"):
+                    del metrics[name]
+        return reply
+
+    outcome = federate(tmp_path / "runs", rounds=2, evaluate_every=1, method="fedper", tamper=silent)
+    last = outcome.history[-1]
+    assert last["clients"]["1"]["after"] is None
+    assert last["clients"]["1"]["loss"] is None
+    assert last["clients"]["0"]["after"]["test"] is not None
+    assert math.isfinite(last["loss"])
+    everybody = federate(
+        tmp_path / "others", rounds=1, tamper=lambda m, r: silent(m, r) if m.metadata.dst_node_id != 1000 else None
+    )
+    assert everybody.history[-1]["loss"] is None
+    assert (everybody.directory / "report.html").is_file()
+
+
+def test_a_record_of_arrays_is_audited_however_it_is_packed() -> None:
+    from common.tensors import TensorSpec
+    from common.wire import norm_of, pack
+
+    specs = {
+        "sparse": TensorSpec((2, 5), sparse=True),
+        "mask": TensorSpec((11,), "bool"),
+        "dense": TensorSpec((3,)),
+    }
+    sparse = np.array([[0, 3, 0, 0, 0], [0, 0, 0, 4, 0]], np.float32)
+    arrays = {"sparse": sparse, "mask": np.arange(11) < 9, "dense": np.array([1, 2, 2], np.float32)}
+    for wire in ("float32", "float16"):
+        record: ArrayRecord = pack(arrays, specs, wire)
+        assert {name: norm_of(array) for name, array in record.items()} == {"sparse": 5.0, "mask": 3.0, "dense": 3.0}
