@@ -7,7 +7,7 @@ import click
 
 @click.command()
 @click.argument("file", required=False, type=click.Path(path_type=Path))
-@click.option("--partition", is_flag=True, help="Without FILE: that of a node with a partition of the run's dataset.")
+@click.option("--partition", is_flag=True, help="Of a node with a partition of the run's dataset.")
 @click.option("--run-config", "-c", multiple=True, help="Say whether this run would be permitted, too.")
 def policy(file: Path | None, partition: bool, run_config: tuple[str, ...]) -> None:
     """Print what the policy in FILE permits, or without FILE what a node permits by itself.
@@ -19,7 +19,8 @@ def policy(file: Path | None, partition: bool, run_config: tuple[str, ...]) -> N
     from server_app.settings import read_config
     from strategies import METHODS
 
-    permitted = Policy.read(file) if file else Policy.public() if partition else Policy()
+    base = Policy.public() if partition else Policy()
+    permitted = Policy.read(file, base) if file else base
     values = permitted.values()
     wide = max(map(len, values))
     for key, value in values.items():

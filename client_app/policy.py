@@ -78,7 +78,7 @@ class Policy:
     min_steps: int = _number(2, 1)
     max_samples: int = _number(0, 0)
     validation_fraction: float = _number(0.1, 0, 0.5)
-    max_local_epochs: int = _number(100, 1)
+    max_local_epochs: int = _number(1000, 1)
     max_rounds_a_day: int = _number(5000, 1)
     max_model_mb: int = _number(1000, 1)
     max_image_size: int = _number(1024, 1)
@@ -92,8 +92,8 @@ class Policy:
         return cls(leaves=(ALL,), accuracies="exact", hidden_below=0, min_samples=1, min_class_samples=1, min_steps=1)
 
     @classmethod
-    def read(cls, path: Path) -> Self:
-        """Return the policy in a YAML file; a key that is not in it has its default.
+    def read(cls, path: Path, base: Self | None = None) -> Self:
+        """Return the policy in a YAML file; a key that is not in it is as in ``base``, by default of own data.
 
         Raises:
             ConfigError: names the file, the key, and what is wrong.
@@ -111,7 +111,7 @@ class Policy:
             raise ConfigError(f"policy {path}: is not a table of keys and values, such as 'min-samples: 50'")
         try:
             check_known(content, cls().values(), "a policy")
-            return read_keys(cls, {**cls().values(), **content})
+            return read_keys(cls, {**(base or cls()).values(), **content})
         except ConfigError as error:
             raise ConfigError(f"policy {path}: {error}") from error
 
@@ -125,9 +125,8 @@ class Policy:
             ConfigError: as ``read``.
         """
         path = str(node.get("policy", ""))
-        if path:
-            return cls.read(Path(path).expanduser())
-        return cls.public() if "partition-id" in node else cls()
+        base = cls.public() if "partition-id" in node else cls()
+        return cls.read(Path(path).expanduser(), base) if path else base
 
     def values(self) -> dict[str, Any]:
         """Return the keys as in a file, lists as tuples."""

@@ -230,7 +230,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "min-steps = 3, and a round would have 2 steps (local-epochs = 2, batch-size = 54)",
     ),
     ("max-local-epochs: 4", {}, "max-local-epochs = 4, and local-epochs = 5"),
-    ("", {"local_epochs": 101}, "max-local-epochs = 100, and local-epochs = 101"),
+    ("", {"local_epochs": 1001}, "max-local-epochs = 1000, and local-epochs = 1001"),
     ("", {"method": "fedrep", "fedrep__head_epochs": 10**6}, "and fedrep.head-epochs = 1000000"),
     ("", {"image_size": 30_000}, "max-image-size = 1024, and image-size = 30000"),
     ("max-classes: 9", {}, "max-classes = 9, and num-classes = 10"),
@@ -333,7 +333,7 @@ def test_the_audit_file_has_what_left(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.ask("query.describe")
     reply = site.ask("train", shared(initial()))
-    site.refusal(local_epochs=500)
+    site.refusal(local_epochs=5000)
     described, trained, refused = site.audit
     assert described["message"] == "query.describe"
     assert described["records"]["client"]["train"] == 54
@@ -399,6 +399,17 @@ def test_a_policy_that_cannot_be_read_permits_nothing(tmp_path: Path, text: str,
     assert wrong in site.refusal("query.describe")
 
 
+def test_a_key_that_a_file_lacks_is_as_without_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("max-classes: 7")
+    own, demo = {"policy": str(file)}, {"policy": str(file), "partition-id": 0}
+    assert Policy.of(own) == dataclasses.replace(Policy(), max_classes=7)
+    assert Policy.of(demo) == dataclasses.replace(Policy.public(), max_classes=7)
+    assert Policy.public() != Policy()
+    file.write_text("")
+    assert Policy.of(own) == Policy()
+
+
 def test_a_policy_that_is_gone_permits_nothing(tmp_path: Path) -> None:
     site = Site(tmp_path, "min-samples: 1")
     (tmp_path / "policy.yaml").unlink()
@@ -433,8 +444,8 @@ def test_the_command_says_what_is_permitted(tmp_path: Path) -> None:
     assert "This run is permitted: it sends extractor" in done.output
     done = CliRunner().invoke(floret, ["policy", str(file), "-c", 'method="fedavg"'])
     assert "it sends head" in str(done.exception)
-    done = CliRunner().invoke(floret, ["policy", str(file), "-c", "local-epochs=101"])
-    assert "max-local-epochs = 100, and local-epochs = 101" in str(done.exception)
+    done = CliRunner().invoke(floret, ["policy", str(file), "-c", "local-epochs=1001"])
+    assert "max-local-epochs = 1000, and local-epochs = 1001" in str(done.exception)
 
 
 # A whole federation
