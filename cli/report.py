@@ -16,9 +16,11 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
     RUN is a run directory, finished or not. One: its report.html is written again, and its table of clients is printed.
     Several: compare.html in the current directory, and a table with a row for each.
     """
+    from common.extras import require
     from results.report import client_table, table, write_report
     from results.run import read_run
 
+    require("matplotlib", "server", "floret report")
     read = [read_run(directory) for directory in runs]
     if len(read) == 1:
         path = output or runs[0] / "report.html"

@@ -19,6 +19,7 @@ def run(arguments: tuple[str, ...]) -> None:
     A key that is misspelt, a value that cannot be used, a dataset that is not there, a method that does not work with
     the model, or a SuperLink that another environment started is told in one line at once.
     """
+    from common.extras import require
     from common.local_superlink import check_local_superlink, simulated_clients, use_own_commands
     from results.trackers import trackers_of
     from server_app.settings import read_config
@@ -36,6 +37,7 @@ def run(arguments: tuple[str, ...]) -> None:
     clients = simulated_clients(federation_configs(rest), superlink)
     check_setup(config, kind, parameters, clients)
     if clients is not None:
+        require("ray", "simulation", "a simulation on this machine")
         trackers_of(config)  # refuses one whose package is not installed
     use_own_commands()
     # In one option: of several, Flower keeps only the last table of a method.

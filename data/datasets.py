@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from common.config import RunConfig, split_names
 from common.errors import DataError
+from common.extras import require
 from common.seeds import numpy_generator
 from data.files import entries, is_dir, is_file
 from data.images import Form, class_names, find_images, pool_parts, read_images
@@ -363,9 +364,10 @@ def _kept(n: int, source: Source) -> npt.NDArray[np.int64] | None:
 
 def _read_digits() -> Samples:
     # scikit-learn's own reader needs all of scikit-learn and scipy, two seconds of import for a small table.
+    require("sklearn", "datasets", 'dataset = "digits"')
     installed = importlib.util.find_spec("sklearn")
-    if installed is None or installed.origin is None:
-        raise DataError("dataset digits is a file of scikit-learn, which is not installed")
+    assert installed
+    assert installed.origin
     table = np.loadtxt(Path(installed.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     x = np.round(table[:, :64].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     return Samples(x[:, None], table[:, 64].astype(np.int64))

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from common.config import RunConfig
 from common.errors import ConfigError, DataError
+from common.extras import require
 from common.seeds import derive_seed, numpy_generator
 
 PARTITIONS = {
@@ -159,6 +160,7 @@ def _draw(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, seed:
     """Return the positions of each client, up to the first client with fewer than ``at_least``."""
     if scheme.name == "extreme":
         return _extreme(labels, scheme.classes_per_client, num_clients, seed)
+    require("flwr_datasets", "datasets", f"partition = {scheme.name!r}")
     from datasets import Dataset
     from flwr_datasets import partitioner as library
 

@@ -8,7 +8,6 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +16,7 @@ from typing import Any, Literal, Self
 from common.config import RunConfig, Scalar
 from common.durable import write_whole
 from common.errors import ConfigError, one_line
+from common.extras import require
 from common.flower import at_stop
 from common.versions import versions
 from results.history import Round
@@ -206,16 +206,12 @@ def trackers_of(config: RunConfig) -> list[Tracker]:
     """Return the trackers that the config asks for.
 
     Raises:
-        ConfigError: the package of one is not installed; the line names the key and what to install.
+        FloretError: the package of one is not installed; the line names the key and what to install.
     """
     kinds: list[type[Tracker]] = [TensorBoard] if config.tensorboard else []
     kinds += [TRACKERS[config.tracker]] if config.tracker else []
     for kind in kinds:
-        if find_spec(kind.package) is None:
-            raise ConfigError(
-                f"{kind.setting}: the package {kind.package} is not installed here; "
-                f"pip install 'floret[{kind.package}]' where the ServerApp runs"
-            )
+        require(kind.package, kind.package, kind.setting)
     return [kind() for kind in kinds]
 
 

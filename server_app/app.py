@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 import data
 from common.config import RunConfig
 from common.errors import ConfigError, FloretError
+from common.extras import require
 from common.flower import find_by_node, is_simulated
 from common.memory import return_freed_memory
 from common.versions import versions
@@ -55,6 +56,7 @@ def run(grid: Grid, context: Context) -> None:
     started = time.perf_counter()
     torch.set_num_threads(1)
     return_freed_memory()
+    require("matplotlib", "server", "the report of a run")
     config, kind, parameters = read_config(context.run_config)
     simulated = is_simulated(grid)
     if simulated:

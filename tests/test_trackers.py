@@ -198,7 +198,7 @@ def test_a_missing_package_is_told_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], package: str, line: str
 ) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr("results.trackers.find_spec", lambda name: None if name == package else find(name))
+    monkeypatch.setattr("common.extras.find_spec", lambda name: None if name == package else find(name))
     with pytest.raises(FloretError) as told:
         federate(tmp_path / "runs", 2, **keys)
     assert str(told.value).startswith(line)

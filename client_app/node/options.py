@@ -9,6 +9,7 @@ from typing import IO
 from common.config import folder_name
 from common.durable import claim_client
 from common.errors import FloretError
+from common.extras import require
 
 log = logging.getLogger("flwr")
 
@@ -68,6 +69,8 @@ class NodeOptions:
             raise FloretError("a node needs --data-dir, its own data, or --partition I/N of the run's dataset")
         if self.data_dir and not self.data_dir.is_dir():
             raise FloretError(f"--data-dir {self.data_dir}: is not a directory")
+        if self.partition:
+            require("flwr_datasets", "datasets", "--partition")
         if self.partition and not 0 <= self.partition[0] < self.partition[1]:
             raise FloretError(f"--partition {self.partition[0]}/{self.partition[1]}: must be from 0 to n - 1")
 
