@@ -116,9 +116,15 @@ def restore(strategy: FloretStrategy, checkpoint: Checkpoint) -> None:
 
 
 def _await_clients(federation: Federation) -> None:
-    """Refresh the roster; while no client is connected, wait for one, at most ``round-timeout`` seconds."""
+    """Refresh the roster; while no client is connected, wait for one, at most ``round-timeout`` seconds.
+
+    Clients that are asked again what they have are waited for, too, a few seconds: they would be refused once more.
+    """
     deadline = time.monotonic() + federation.config.round_timeout
     federation.refresh()
+    while federation.renewing:
+        time.sleep(0.05)
+        federation.refresh()
     if not federation.roster.present():
         log.warning("No client is connected; waiting for one")
     while not federation.roster.present() and time.monotonic() < deadline:
