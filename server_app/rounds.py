@@ -46,7 +46,7 @@ def run_rounds(
         checkpoints: where checkpoints go.
         trackers: are sent each round.
         checkpoint: from where to go on; of round 0 for a new run.
-        joined: called when there are new clients.
+        joined: called when there are new clients, or some have other data.
 
     Returns:
         The whole history, the rounds before the checkpoint included.
@@ -57,13 +57,13 @@ def run_rounds(
     for line in history:
         trackers.round(line)
     begun = time.perf_counter() - checkpoint.seconds
-    known = len(federation.roster)
+    known = sizes(federation)
     strategy.summary()
     for server_round in range(checkpoint.round + 1, config.rounds + 1):
         started = time.perf_counter()
         _await_clients(federation)
-        if len(federation.roster) > known:
-            known = len(federation.roster)
+        if sizes(federation) != known:
+            known = sizes(federation)
             joined()
         arrays = _train(grid, strategy, arrays, server_round)
         last = server_round == config.rounds
@@ -113,6 +113,11 @@ def restore(strategy: FloretStrategy, checkpoint: Checkpoint) -> None:
         strategy.post.load(client, mail.round, mail.tensors())
     strategy.session.checkpointed = checkpoint.round
     strategy.session.resumed = (*checkpoint.resumed, checkpoint.round)
+
+
+def sizes(federation: Federation) -> dict[str, tuple[int, ...]]:
+    """Return the numbers of samples of the clients, by name."""
+    return {client.name: tuple(getattr(client, split) for split in ("train", *SPLITS)) for client in federation.roster}
 
 
 def _await_clients(federation: Federation) -> None:
