@@ -174,7 +174,7 @@ class Description:
                     input_shape=tuple(sides),
                     class_names=names,
                     partitions=whole("partitions", said.get("partitions"), 0, MOST_PARTITIONS),
-                    key=check(proof, asked, node, name) if proof else "",
+                    key="" if proof is None else check(proof, asked, node, name),
                 )
             except FloretError as reason:
                 raise RefusedError(f"{who}: {reason}") from reason
