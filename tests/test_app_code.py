@@ -167,7 +167,12 @@ def test_the_name_that_an_app_goes_by_is_quoted_as_one_line() -> None:
 
 def test_apps_are_looked_at_once_and_few_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[bytes] = []
-    monkeypatch.setattr(tasks, "_difference", lambda content: looked.append(content) or "")
+
+    def look(content: bytes) -> str:
+        looked.append(content)
+        return ""
+
+    monkeypatch.setattr(tasks, "_difference", look)
     monkeypatch.setattr(tasks, "_seen", {})
     for i in [*range(200), 199]:
         # The server chooses what an app's key says: it is not what tells apps apart.

@@ -61,8 +61,9 @@ class Nodes(Answers):
         self.federation = Federation(self, self.config)
         self._asked: dict[str, Message] = {}
 
-    def put(self, node: int, name: str, identity: str = "i" * 32, signer: str = "", **said: Any) -> None:
-        self.there[node] = (name, identity, signer, said)
+    def put(self, node: int, name: str, identity: str = "i" * 32, signer: str = "", **said: int) -> None:
+        """Connect a node, or change what it says: ``num_classes=3`` for ``num-classes``."""
+        self.there[node] = (name, identity, signer, {key.replace("_", "-"): value for key, value in said.items()})
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.there)
@@ -211,7 +212,7 @@ def test_the_owner_is_known_by_its_key_after_a_resume_at_another_node_and_with_a
     assert resumed.names == {"north": 5}
 
 
-def test_a_proof_for_another_name_or_of_another_node_is_worth_nothing() -> None:
+def test_a_proof_for_another_name_or_of_another_node_is_worth_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that hands on what the owner signed."""
     nodes = Nodes()
     stolen = sign(key("n"), "m0", 1, "north")
@@ -219,7 +220,7 @@ def test_a_proof_for_another_name_or_of_another_node_is_worth_nothing() -> None:
     nodes.federation.refresh()
     (asked,) = nodes._asked
     content = RecordDict({"client": ConfigRecord(description("north")), PROOF: stolen})
-    nodes.pull_messages = lambda _: [Message(content, reply_to=nodes._asked[asked])]  # type: ignore[method-assign]
+    monkeypatch.setattr(nodes, "pull_messages", lambda _: [Message(content, reply_to=nodes._asked[asked])])
     (line,) = nodes.federation.refresh()
     assert line == "client north: the proof of its node key is none, or is that of another answer"
 
@@ -377,11 +378,12 @@ def test_a_client_whose_data_grew_is_refused_once(tmp_path: Path) -> None:
     def tamper(message: Message, reply: Message) -> Message:
         node, kind = message.metadata.dst_node_id, message.metadata.message_type
         if node == 1001 and kind == "train":
-            seen.append(int(reply.content.metric_records["metrics"]["num-examples"]))
+            samples: Any = reply.content.metric_records["metrics"]["num-examples"]
+            seen.append(samples)
             reply.content.metric_records["metrics"]["num-examples"] = seen[-1] + 1000
         if node == 1001 and kind == "query.describe" and seen:
-            client = reply.content.config_records["client"]
-            client["train"] = int(client["train"]) + 1000
+            client: Any = reply.content.config_records["client"]
+            client["train"] += 1000
         return reply
 
     outcome = federate(tmp_path, 2, method="fedper", rounds=3, local_epochs=1, max_samples=80, tamper=tamper)
@@ -431,7 +433,7 @@ def test_a_client_that_comes_back_with_data_that_do_not_fit_takes_part_no_more()
     nodes.federation.settled = True
     nodes.there = {}
     nodes.refresh()
-    nodes.put(1, "north", signer="n", **{"num-classes": 1000})
+    nodes.put(1, "north", signer="n", num_classes=1000)
     (line,) = nodes.refresh()
     assert "1000 classes, the model has" in line
     assert nodes.names == {}
