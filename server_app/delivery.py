@@ -124,15 +124,18 @@ class Delivery(Grid):
             return None
         item.looked = now
         self._federation.refresh()
-        client = self._federation.roster[item.name]
-        there = client in self._federation.roster.present()
+        roster = self._federation.roster
+        client = roster[item.name]
+        there = client in roster.present()
         if item.gone is None and client.node_id != item.node and not there:
             item.gone = (unreadable(item.message, "its node goes by another name now, or has other data"), now)
         if item.gone is not None:
             reply, since = item.gone
-            if there:
+            late = now - since >= self._federation.config.return_timeout
+            # A node that has come back may be another client now; one that is busy does not say it soon.
+            if there and (late or client.node_id not in roster.unsure):
                 self._resend(item, client.node_id, now)
-            elif now - since >= self._federation.config.return_timeout:
+            elif late:
                 return reply
             return None
         if client.node_id != item.node:

@@ -18,7 +18,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 
 from cli.main import floret
 from common.config import RunConfig
@@ -366,6 +367,29 @@ def test_a_message_to_a_node_that_is_another_client_now_is_not_sent_to_it_again(
     assert reply.has_error()
     assert "another name" in str(reply.error.reason)
     assert [node for node, kind in nodes.sent if kind == "train"] == [1]
+
+
+def test_a_message_waits_until_a_node_that_came_back_has_said_who_it_is() -> None:
+    nodes = Nodes()
+    nodes.put(1, "north", signer="n")
+    nodes.refresh()
+    delivery = Delivery(nodes, nodes.federation, patience=0.0)
+    (sent,) = delivery.push_messages([Message(RecordDict(), 1, "train", ttl=60.0)])
+    gone = Message(Error(ErrorCode.NODE_UNAVAILABLE), reply_to=Message(RecordDict(), 1, "train"))
+    delivery._open[sent].gone = (gone, time.monotonic())
+
+    def trains() -> int:
+        delivery._open[sent].looked = 0.0
+        assert list(delivery.pull_messages([sent])) == []
+        return [kind for _, kind in nodes.sent].count("train")
+
+    there = nodes.there.pop(1)
+    assert trains() == 1
+    nodes.there[1] = there
+    nodes.mute.add(1)
+    assert trains() == 1
+    nodes.mute.clear()
+    assert trains() == 2
 
 
 # Data that change
