@@ -132,11 +132,14 @@ def _next_steps(directory: Path, nodes: Sequence[str]) -> str:
     return (
         f"On the SuperLink's machine: ca.crt, superlink.crt, superlink.key\n"
         f"    flower-superlink --ssl-ca-certfile ca.crt --ssl-certfile superlink.crt --ssl-keyfile superlink.key "
-        f"--enable-supernode-auth\n"
+        f"--enable-supernode-auth --control-api-address 127.0.0.1:9093 --serverappio-api-address 127.0.0.1:9091\n"
+        f"    Whoever reaches 9093 or 9091 starts runs on all nodes and runs code here: both stay on 127.0.0.1\n"
         f"On each node: ca.crt and its own key, nobody else's\n"
         f"    floret node --superlink HOST:9092 --root-certificates ca.crt --key {name} --client-name {name} ...\n"
-        f"Where you use flwr: ca.crt, and in config.toml of FLWR_HOME (~/.flwr)\n"
-        f'    [superlink.my-federation]\n    address = "HOST:9093"\n    root-certificates = "/absolute/path/ca.crt"\n'
+        f"Where you use flwr, on the SuperLink's machine or with 'ssh -N -L 9093:127.0.0.1:9093 HOST': ca.crt, and in "
+        f"config.toml of FLWR_HOME (~/.flwr)\n"
+        f'    [superlink.my-federation]\n    address = "127.0.0.1:9093"\n'
+        f'    root-certificates = "/absolute/path/ca.crt"\n'
         f"Register each node once, when the SuperLink runs:\n"
         f"    flwr supernode register {directory / 'nodes' / name}.pub my-federation\n"
         f"{directory / 'ca.key'} signs for the whole federation: keep it here or offline, copy it nowhere."

@@ -179,6 +179,7 @@ class RunConfig:
     resume: str = field(metadata={"check": lambda value: None if value == "latest" else absolute_path(value)})
     federation: str = field(metadata={"check": folder_name})
     client_state: str = choice("continue", "fresh")
+    new_owners: str = field(metadata={"check": distinct_names})
 
     def __post_init__(self) -> None:
         """Check keys against each other.

@@ -13,7 +13,7 @@ user=$(id -u):$(id -g)
 unset COMPOSE_FILE COMPOSE_PROFILES
 export COMPOSE_PROJECT_NAME=floret-smoke-$$ FLORET_USER=${FLORET_USER:-$user} FLORET_BIND=127.0.0.1
 export FLORET_RUNS=$work/runs FLORET_CERTIFICATES=$work/certificates
-export FLORET_FLEET_PORT=${FLORET_FLEET_PORT:-19092} FLORET_CONTROL_PORT=${FLORET_CONTROL_PORT:-19093}
+export FLORET_FLEET_PORT=${FLORET_FLEET_PORT:-19092}
 files=(-f "$here/compose.yaml")
 compose() { docker compose "${files[@]}" "$@"; }
 quietly() { "$@" >"$work/last.log" 2>&1; }
@@ -120,6 +120,14 @@ check "a node runs as $FLORET_USER" compose exec -T node-0 sh -c "[ \$(id -u):\$
 refused "its root file system is read-only" "Read-only file system" compose exec -T node-0 touch /app/x
 refused "it does not reach the ServerAppIo API" "refused" \
   compose exec -T node-0 bash -c 'exec 3<>/dev/tcp/superlink/9091'
+refused "it does not reach the Control API" "refused" \
+  compose exec -T node-0 bash -c 'exec 3<>/dev/tcp/superlink/9093'
+refused "it does not know the Control API's name" "not known\|failure in name resolution" \
+  compose exec -T node-0 bash -c 'exec 3<>/dev/tcp/control/9093'
+control=$(compose exec -T superlink python3 -c 'import socket; print(socket.gethostbyname("control"))')
+refused "it does not reach the Control API's address" "unreachable\|timed out\|no end in sight" \
+  within 10 compose exec -T node-0 bash -c "exec 3<>/dev/tcp/$control/9093"
+check "it is not published on the host" bash -c "! docker port $COMPOSE_PROJECT_NAME-superlink-1 | grep 9093"
 check "it does reach the Fleet API" compose exec -T node-0 bash -c 'exec 3<>/dev/tcp/superlink/9092'
 
 check "a run ends" run "$config"

@@ -228,7 +228,8 @@ def _wrong_with(checkpoint: Checkpoint) -> str:
         return "it has a time that is none"
     for client in checkpoint.clients:
         counts = (client.node_id, client.train, client.validation, client.test)
-        if not (isinstance(client.name, str) and isinstance(client.identity, str) and {*map(type, counts)} == {int}):
+        texts = (client.name, client.identity, client.key)
+        if {*map(type, texts)} != {str} or {*map(type, counts)} != {int}:
             return "it has a client that is none"
     for name, array in checkpoint.arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():

@@ -25,6 +25,7 @@ class _Open:
 
     Attributes:
         message: as it was sent first.
+        name: of the client that it is for.
         message_id, node, sent: as it was sent last.
         deadline: when the answer is no longer waited for.
         probe: the id of the question sent after it, if there is one.
@@ -33,6 +34,7 @@ class _Open:
     """
 
     message: Message
+    name: str
     message_id: str
     node: int
     sent: float
@@ -91,9 +93,11 @@ class Delivery(Grid):
         ids = list(self._grid.push_messages(sent))
         self._open = {key: item for key, item in self._open.items() if item.deadline > now}
         for message, message_id in zip(sent, ids, strict=True):
-            if message_id:
+            # A client that is away has no node, so there is nobody to look for.
+            if message_id and self._federation.roster.known(message.metadata.dst_node_id):
                 node, ttl = message.metadata.dst_node_id, message.metadata.ttl
-                self._open[message_id] = _Open(message, message_id, node, now, now + ttl)
+                name = self._federation.roster.at(node).name
+                self._open[message_id] = _Open(message, name, message_id, node, now, now + ttl)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -120,12 +124,18 @@ class Delivery(Grid):
             return None
         item.looked = now
         self._federation.refresh()
-        client = self._federation.roster.at(item.node)
+        roster = self._federation.roster
+        client = roster[item.name]
+        there = client in roster.present()
+        if item.gone is None and client.node_id != item.node and not there:
+            item.gone = (unreadable(item.message, "its node goes by another name now, or has other data"), now)
         if item.gone is not None:
             reply, since = item.gone
-            if client in self._federation.roster.present():
+            late = now - since >= self._federation.config.return_timeout
+            # A node that has come back may be another client now; one that is busy does not say it soon.
+            if there and (late or client.node_id not in roster.unsure):
                 self._resend(item, client.node_id, now)
-            elif now - since >= self._federation.config.return_timeout:
+            elif late:
                 return reply
             return None
         if client.node_id != item.node:
@@ -175,5 +185,5 @@ class Delivery(Grid):
         message = Message(old.content, node, old.metadata.message_type, ttl=left, group_id=old.metadata.group_id)
         item.message_id = next(iter(self._grid.push_messages([message]))) or item.message_id
         item.node, item.sent, item.probe, item.gone = node, now, "", None
-        name = self._federation.roster.at(node).name
-        log.warning("Client %s was started again: its %s message is sent again", name, old.metadata.message_type)
+        kind = old.metadata.message_type
+        log.warning("Client %s was started again: its %s message is sent again", item.name, kind)

@@ -3,13 +3,14 @@
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from common.config import RunConfig
-from common.errors import FloretError, printable
+from common.config import RunConfig, split_names
+from common.errors import ConfigError, FloretError, printable
 from common.flower import is_simulated, pull_one
 from models import count_values
 from strategies.core import Client, Description, RefusedError, Roster, in_flight
@@ -20,6 +21,8 @@ log = logging.getLogger("flwr")
 # that was refused is asked again (its user may have put the data right and started it again under the same key).
 _GRACE = 15.0
 _ASK_AGAIN = 30.0
+# Seconds that a round waits for clients to say again what they have, after they were refused for having something else.
+_RENEWAL = 10.0
 # Values of the model that the clients' inputs and classes ask for: 4 GiB as float32, of which the server holds several.
 LARGEST_MODEL = 2**30
 
@@ -28,6 +31,15 @@ def question(node: int, action: str, config: dict[str, str], timeout: float) -> 
     """Return a message that asks ``node`` one thing."""
     content = RecordDict({"config": ConfigRecord(dict(config))})
     return Message(content, node, f"{MessageType.QUERY}.{action}", ttl=timeout)
+
+
+@dataclass(frozen=True)
+class _Question:
+    """A node that was asked who it is, and when; ``again``: it is known."""
+
+    node: int
+    asked: float
+    again: bool
 
 
 class Federation:
@@ -48,7 +60,7 @@ class Federation:
         self.settled = False
         self._simulated = is_simulated(grid)
         self._partitions = 0
-        self._pending: dict[str, int] = {}
+        self._pending: dict[str, _Question] = {}
         self._refused: dict[int, tuple[float, str]] = {}
 
     def gather(self) -> None:
@@ -83,15 +95,25 @@ class Federation:
         return {"input-shape": list(self.input_shape), "num-classes": self.num_classes, "class-names": names}
 
     def restore(self, about: dict[str, Any], clients: list[Client]) -> None:
-        """Take back what ``about`` returned and who took part; whoever is there now is asked again."""
+        """Take back what ``about`` returned and who took part; whoever is there now is asked again.
+
+        Names of ``new-owners`` belong to nobody until a node uses them.
+
+        Raises:
+            ConfigError: nobody of such a name took part.
+        """
+        free = split_names(self.config.new_owners)
+        for name in free:
+            if name not in {client.name for client in clients}:
+                raise ConfigError(f"new-owners = {self.config.new_owners!r}: the run to resume has no client {name!r}")
         self.input_shape, self.num_classes = tuple(about["input-shape"]), about["num-classes"]
         self.class_names = None if about["class-names"] is None else tuple(about["class-names"])
         self.settled = True
         for client in clients:
-            self.roster.restore(client)
+            self.roster.restore(replace(client, key="", identity="") if client.name in free else client)
 
     def refresh(self) -> list[str]:
-        """Take in who answered, ask nodes that are new who they are, and wait for nobody.
+        """Take in who answered, ask nodes that are new or may have changed who they are, and wait for nobody.
 
         In simulation the very first is asked alone: what is wrong for it, such as a dataset that is not there, is wrong
         for all.
@@ -102,22 +124,27 @@ class Federation:
         nodes = set(self.grid.get_node_ids())
         self.roster.see(nodes)
         refused = []
-        for node, reply in self._described():
+        for node, asked, reply in self._described():
             if isinstance(reply, Message) and reply.has_error() and node not in nodes:
                 continue
             try:
                 if isinstance(reply, FloretError):
                     raise reply
-                self._add(node, reply)
+                self._add(node, asked, reply)
                 self._refused.pop(node, None)
             except FloretError as error:
+                # If it took part, it cannot any more: it is another client, or has other data.
+                self.roster.part(node)
                 if self._refused.get(node, (0, ""))[1] != str(error):
                     log.warning("A client cannot take part: %s", error)
                     refused.append(str(error))
                 self._refused[node] = (time.monotonic(), str(error))
-        self._pending = {key: node for key, node in self._pending.items() if node in nodes}
-        asked = set(self._pending.values())
-        unknown = [node for node in sorted(nodes) if not self.roster.known(node) and node not in asked]
+        self._pending = {key: question for key, question in self._pending.items() if question.node in nodes}
+        waiting = {question.node for question in self._pending.values()}
+        unsure = self.roster.unsure
+        unknown = [
+            node for node in sorted(nodes) if (not self.roster.known(node) or node in unsure) and node not in waiting
+        ]
         due = [
             node for node in unknown if time.monotonic() - self._refused.get(node, (-_ASK_AGAIN, ""))[0] >= _ASK_AGAIN
         ]
@@ -126,32 +153,39 @@ class Federation:
         self._ask(due)
         return refused
 
+    @property
+    def renewing(self) -> bool:
+        """Whether a client was asked again just now and has not answered yet."""
+        since = time.monotonic() - _RENEWAL
+        return any(question.again and question.asked > since for question in self._pending.values())
+
     def _ask(self, nodes: list[int]) -> None:
         if nodes:
             messages = [question(node, "describe", {}, self.config.round_timeout) for node in nodes]
             for node, message_id in zip(nodes, self.grid.push_messages(messages), strict=True):
-                self._pending[message_id] = node
+                self._pending[message_id] = _Question(node, time.monotonic(), self.roster.known(node))
 
-    def _described(self) -> Iterator[tuple[int, Message | FloretError]]:
-        """Yield the answers that are there, or why one cannot be read, each with the node that was asked."""
+    def _described(self) -> Iterator[tuple[int, str, Message | FloretError]]:
+        """Yield the answers that are there, or why one cannot be read, each with the node and its question's id."""
         if self._simulated:  # the clients are on the user's own machine, and many
             for reply in self.grid.pull_messages(list(self._pending)) if self._pending else []:
-                node = self._pending.pop(reply.metadata.reply_to_message_id, None)
-                if node is not None:
-                    yield node, reply
+                message_id = reply.metadata.reply_to_message_id
+                asked = self._pending.pop(message_id, None)
+                if asked is not None:
+                    yield asked.node, message_id, reply
             return
-        for message_id, node in list(self._pending.items()):
+        for message_id, asked in list(self._pending.items()):
             answer: Message | FloretError | None
             try:
                 answer = pull_one(self.grid, message_id)
             except FloretError as error:
-                answer = RefusedError(f"node {node}: {error}")
+                answer = RefusedError(f"node {asked.node}: {error}")
             if answer is not None:
                 del self._pending[message_id]
-                yield node, answer
+                yield asked.node, message_id, answer
 
-    def _add(self, node: int, reply: Message) -> None:
-        said = Description.read(reply, node)
+    def _add(self, node: int, asked: str, reply: Message) -> None:
+        said = Description.read(reply, node, asked)
         name, shape, classes, names = said.name, said.input_shape, said.num_classes, said.class_names
         if self.input_shape and shape != self.input_shape:
             raise RefusedError(f"client {name}: input shape {shape}, the federation's is {self.input_shape}")
@@ -164,7 +198,7 @@ class Federation:
             raise RefusedError(f"client {name}: {classes} classes, the model has {self.num_classes}; set num-classes")
         self._check_model(name, shape, max(self.num_classes, classes))
         back = name in self.roster
-        self.roster.add(Client(name, node, said.train, said.validation, said.test, said.identity))
+        self.roster.add(Client(name, node, said.train, said.validation, said.test, said.identity, said.key))
         self.input_shape, self.class_names = shape, names
         self.num_classes = max(self.num_classes, classes)
         self._partitions = max(self._partitions, said.partitions)

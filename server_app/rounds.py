@@ -46,7 +46,7 @@ def run_rounds(
         checkpoints: where checkpoints go.
         trackers: are sent each round.
         checkpoint: from where to go on; of round 0 for a new run.
-        joined: called when there are new clients.
+        joined: called when there are new clients, or some have other data.
 
     Returns:
         The whole history, the rounds before the checkpoint included.
@@ -57,13 +57,13 @@ def run_rounds(
     for line in history:
         trackers.round(line)
     begun = time.perf_counter() - checkpoint.seconds
-    known = len(federation.roster)
+    known = sizes(federation)
     strategy.summary()
     for server_round in range(checkpoint.round + 1, config.rounds + 1):
         started = time.perf_counter()
         _await_clients(federation)
-        if len(federation.roster) > known:
-            known = len(federation.roster)
+        if sizes(federation) != known:
+            known = sizes(federation)
             joined()
         arrays = _train(grid, strategy, arrays, server_round)
         last = server_round == config.rounds
@@ -115,10 +115,21 @@ def restore(strategy: FloretStrategy, checkpoint: Checkpoint) -> None:
     strategy.session.resumed = (*checkpoint.resumed, checkpoint.round)
 
 
+def sizes(federation: Federation) -> dict[str, tuple[int, ...]]:
+    """Return the numbers of samples of the clients, by name."""
+    return {client.name: tuple(getattr(client, split) for split in ("train", *SPLITS)) for client in federation.roster}
+
+
 def _await_clients(federation: Federation) -> None:
-    """Refresh the roster; while no client is connected, wait for one, at most ``round-timeout`` seconds."""
+    """Refresh the roster; while no client is connected, wait for one, at most ``round-timeout`` seconds.
+
+    Clients that are asked again what they have are waited for, too, a few seconds: they would be refused once more.
+    """
     deadline = time.monotonic() + federation.config.round_timeout
     federation.refresh()
+    while federation.renewing:
+        time.sleep(0.05)
+        federation.refresh()
     if not federation.roster.present():
         log.warning("No client is connected; waiting for one")
     while not federation.roster.present() and time.monotonic() < deadline:

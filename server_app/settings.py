@@ -40,6 +40,7 @@ def own_keys(values: Mapping[str, Any]) -> dict[str, Any]:
 _FREE = (
     *("rounds", "evaluate-every", "min-clients", "min-replies", "round-timeout", "return-timeout"),
     *("checkpoint-every", "resume", "device", "data-dir", "download", "output-dir", "client-state"),
+    "new-owners",
     *("tensorboard", "tracker"),
 )
 

@@ -19,11 +19,13 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from common.config import folder_name
 from common.errors import LONGEST_TEXT
+from common.proof import PROOF, sign
 from common.wire import pack, to_record
 from server_app.federation import LARGEST_MODEL, Federation
 from server_app.rounds import log_line, round_of
@@ -348,10 +350,29 @@ def _joining() -> Any:
     return read_config(run_config(Path("/nowhere"), method="fedper"))[0]
 
 
+@cache
+def _key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+@cache
+def _signed(asked: str, node: int, name: str) -> tuple[bytes, bytes]:
+    proof = sign(_key(), asked, node, name)
+    return bytes(proof["key"]), bytes(proof["signature"])  # type: ignore[arg-type]
+
+
+def _proof(asked: str, node: int, name: str) -> ConfigRecord:
+    key, signature = _signed(asked, node, name)
+    return ConfigRecord({"key": key, "signature": signature})
+
+
 def describe_case(rng: Random) -> str:
     """Join, with one spoilt description among good ones."""
     replies = {
-        1000 + i: reply_of(str(i), "query.describe", RecordDict({"client": ConfigRecord(description(str(i)))}))
+        1000 + i: reply_of(
+            *(str(i), "query.describe"),
+            RecordDict({"client": ConfigRecord(description(str(i))), PROOF: _proof(str(1000 + i), 1000 + i, str(i))}),
+        )
         for i in range(CLIENTS)
     }
     replies[1001] = spoil(rng, replies[1001])
@@ -367,6 +388,7 @@ def describe_case(rng: Random) -> str:
         assert 0 <= client.validation <= MOST_SAMPLES
         assert 1 <= client.test <= MOST_SAMPLES
         check_line(client.identity)
+        check_line(client.key)
     for name in federation.class_names or ():
         check_line(name)
     json.dumps(federation.about(), allow_nan=False)

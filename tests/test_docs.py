@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 import click
 import pytest
+import yaml
 
+from cli.certificates import _next_steps
 from cli.main import floret
 from cli.run import split_arguments
 from common.run_config import default_config, merged, parse_run_config
@@ -119,6 +121,67 @@ def done_by_ci(words: list[str]) -> None:
     """Find the command among those of ``.ci/run``."""
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert words[0] in script or words[0] == ".", words
+
+
+def superlinks() -> Iterator[tuple[str, str]]:
+    """Yield each ``flower-superlink`` with options in README, docs, Compose files and what Floret prints, and where."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "docker").iterdir())]
+    texts = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in pages}
+    texts["floret certificates"] = _next_steps(Path("made"), ["north"])
+    for place, text in texts.items():
+        # A command goes on after a backslash at the end of a line; a list of YAML on the lines that begin with "- ".
+        flat = re.sub(r"\s*\\\n\s*", " ", text)
+        flat = re.sub(r"(?:\s*#[^\n]*)?\n\s*- (?=flower-superlink|--)", " ", flat)
+        for match in re.finditer(r"flower-superlink((?: +(?!#)[^\s`]+)+)", flat):
+            if match[1].strip().startswith("--"):
+                yield place, match[1]
+
+
+def test_every_superlink_keeps_its_inner_ports_to_itself() -> None:
+    """Flower's default for both is every address of the machine, and it asks nobody for a password."""
+    found = list(superlinks())
+    assert [place for place, _ in found] == [
+        "README.md",
+        *["docs/deployment.md"] * 3,
+        *("docker/compose.yaml", "floret certificates"),
+    ]
+    for place, options in found:
+        # In Compose a name stands for the address on one internal network; docker/smoke.sh tries to reach it.
+        control, appio = ("control", "serverappio") if place == "docker/compose.yaml" else ("127.0.0.1", "127.0.0.1")
+        assert re.search(rf"--control-api-address[ =]{control}:9093(\s|$)", options), (place, options)
+        assert re.search(rf"--serverappio-api-address[ =]{appio}:9091(\s|$)", options), (place, options)
+
+
+def test_in_compose_nodes_share_no_network_with_what_starts_runs_or_runs_the_server_app() -> None:
+    text = (ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8")
+    services = yaml.safe_load(text)["services"]
+    networks = yaml.safe_load(text)["networks"]
+    where = {name: set(service.get("networks", ())) for name, service in services.items() if name != "prepare"}
+    assert where.pop("superlink") == {"fleet", "inner", "control"}
+    assert where == {
+        **{name: {"fleet"} for name in ("node-0", "node-1", "node-2")},
+        **{name: {"control"} for name in ("cli", "run")},
+        "executor": {"inner"},
+    }
+    assert networks["control"] == networks["inner"] == {"internal": True}
+    assert [port.rpartition(":")[2] for service in services.values() for port in service.get("ports", ())] == ["9092"]
+
+
+def test_every_container_may_do_little() -> None:
+    folder = ROOT / "docker"
+    shared = {"image", "user", "read_only", "cap_drop", "security_opt", "deploy"}
+    for file in ("compose.yaml", "compose.tls.yaml", "compose.node.yaml"):
+        for name, service in yaml.safe_load((folder / file).read_text(encoding="utf-8"))["services"].items():
+            if "image" not in service:  # a layer on top of compose.yaml
+                continue
+            assert shared <= service.keys(), (file, name)
+            assert service["read_only"] is True
+            assert service["cap_drop"] == ["ALL"]
+            assert service["security_opt"] == ["no-new-privileges:true"]
+            assert service["deploy"]["resources"]["limits"].keys() >= {"cpus", "memory", "pids"}
+            root = service["user"] == "0:0"
+            assert service.get("cap_add", []) == (["CHOWN"] if root else [])
+            assert service.get("network_mode") == "none" or not root
 
 
 CHECKS: dict[str, Callable[[list[str]], None]] = {

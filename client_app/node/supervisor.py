@@ -19,6 +19,7 @@ from client_app.node.tasks import serve
 from client_app.node.transport import STILL_THERE, TURNED_AWAY, WRONG_VERSION, GoneError, supernode_arguments
 from client_app.node.warm import LostError, Warm
 from common.errors import FloretError
+from common.proof import load_key
 
 log = logging.getLogger("flwr")
 
@@ -35,6 +36,7 @@ class Node:
         self.options = options
         self._stop = threading.Event()
         self._warm = Warm(datasets=options.partition is not None)
+        self._key = load_key(options.key) if options.key else None
         self._supernode: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
@@ -100,7 +102,7 @@ class Node:
             address = f"127.0.0.1:{port}"
             if self._wait_for(port):
                 try:
-                    serve(address, self._warm, self._going)
+                    serve(address, self._warm, self._going, self._key)
                 except GoneError:
                     # The SuperNode ends, and its exit code, read below, gives the reason. One that was unregistered
                     # while it ran hangs instead, and is stopped.

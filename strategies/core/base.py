@@ -21,7 +21,7 @@ from strategies.core.aggregate import MakeAggregate, WeightedMean
 from strategies.core.exchange import send_and_receive
 from strategies.core.method import Method, Setup
 from strategies.core.post_office import PostOffice
-from strategies.core.replies import EvaluateReply, PlanAnswer, TrainReply, discard, notes_in
+from strategies.core.replies import EvaluateReply, OutdatedError, PlanAnswer, TrainReply, discard, notes_in
 from strategies.core.roster import Client, Roster
 from strategies.core.session import Session
 from strategies.core.update_norms import HELD, UpdateNorms, clipped, spooled
@@ -248,6 +248,7 @@ class FloretStrategy(Method, Strategy):
             try:
                 self._offer(self._read(client, message, server_round))
             except FloretError as reason:
+                self._doubt(client, reason)
                 self.refuse(client, str(reason))
             discard(message)
             del message
@@ -287,6 +288,7 @@ class FloretStrategy(Method, Strategy):
             try:
                 metrics = EvaluateReply.read(message, client).metrics
             except FloretError as reason:
+                self._doubt(client, reason)
                 self.refuse(client, str(reason))
                 continue
             down = self._asked.pop(client.name)
@@ -367,6 +369,11 @@ class FloretStrategy(Method, Strategy):
         line = printable(reason)
         self.refused.append((client.name, line))
         log.warning("Client %s refused: %s", client.name, line)
+
+    def _doubt(self, client: Client, reason: FloretError) -> None:
+        """Have a client asked again who it is, if it was refused because it has other samples than it said."""
+        if isinstance(reason, OutdatedError):
+            self.roster.doubt(client.name)
 
     def refuse_silent(self) -> None:
         """Refuse those that were asked and did not answer."""

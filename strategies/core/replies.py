@@ -20,6 +20,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from common.config import folder_name
 from common.errors import FloretError, printable
 from common.flower import UNREADABLE
+from common.proof import PROOF, check
 from common.tensors import NamedArrays, Specs
 from common.wire import Record, empty, find_record, from_record, payload_bytes, unpack
 from strategies.core.roster import Client
@@ -53,6 +54,10 @@ class RefusedError(FloretError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(printable(reason) or "an error without a reason")
+
+
+class OutdatedError(RefusedError):
+    """A reply of a client that has other samples than it said when it joined: it has to be asked again."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,7 @@ class Description:
     Attributes:
         name: a name for a folder on every system.
         identity: the random text that stays with its state.
+        key: the fingerprint of its node's key if it proves to have one, else empty.
         train, validation, test: numbers of samples; the first and the last are at least 1.
         num_classes: at least as many as there are names of classes.
         input_shape: of one sample.
@@ -129,10 +135,11 @@ class Description:
     input_shape: tuple[int, ...]
     class_names: tuple[str, ...]
     partitions: int
+    key: str = ""
 
     @classmethod
-    def read(cls, message: Message, node: int) -> Self:
-        """Return what the client at ``node`` says of itself.
+    def read(cls, message: Message, node: int, asked: str) -> Self:
+        """Return what the client at ``node`` says of itself, in answer to the message with the id ``asked``.
 
         Raises:
             RefusedError: it failed, or says something else; names the client as far as it is known.
@@ -156,6 +163,7 @@ class Description:
                 classes = whole("num-classes", said.get("num-classes"), 1, MOST_CLASSES)
                 names = texts("class-names", said.get("class-names"), classes, LONGEST_NAME)
                 (identity,) = texts("identity", [said.get("identity")], 1, LONGEST_NAME)
+                proof = record_of(content, PROOF, ConfigRecord) if PROOF in content else None
                 return cls(
                     name=name,
                     identity=identity,
@@ -166,8 +174,9 @@ class Description:
                     input_shape=tuple(sides),
                     class_names=names,
                     partitions=whole("partitions", said.get("partitions"), 0, MOST_PARTITIONS),
+                    key="" if proof is None else check(proof, asked, node, name),
                 )
-            except RefusedError as reason:
+            except FloretError as reason:
                 raise RefusedError(f"{who}: {reason}") from reason
 
 
@@ -335,7 +344,7 @@ def _metrics(content: RecordDict, client: Client, declared: int, split: str) -> 
     if type(samples) is not int or samples < 1:
         raise RefusedError(f"num-examples is {shown(samples)}, not a positive whole number")
     if samples > declared:
-        raise RefusedError(
+        raise OutdatedError(
             f"num-examples is {shown(samples)}, the client declared {declared} {split} samples when it joined"
         )
     metrics: dict[str, float] = {}
@@ -343,7 +352,7 @@ def _metrics(content: RecordDict, client: Client, declared: int, split: str) -> 
         if name in record:
             metrics[name] = number(f"metric {name}", record[name], 0, 1)
             if not getattr(client, of):
-                raise RefusedError(f"metric {name} is there, the client declared no {of} samples when it joined")
+                raise OutdatedError(f"metric {name} is there, the client declared no {of} samples when it joined")
     if "loss" in record:
         metrics["loss"] = number("metric loss", record["loss"], -LARGEST_LOSS, LARGEST_LOSS)
     if "seconds" in record:

@@ -9,8 +9,14 @@ from common.names import natural_key
 
 @dataclass(frozen=True)
 class Client:
-    """A client as it described itself: its name, the node it is reached at, its numbers of samples; ``identity`` is the
-    random text stored with its state.
+    """A client as it described itself.
+
+    Attributes:
+        name: of the client.
+        node_id: where it is reached; 0 for nowhere.
+        train, validation, test: numbers of its samples.
+        identity: the random text stored with its state.
+        key: the fingerprint of its node's key, as ``common.proof`` checked it; empty if the node has none.
     """
 
     name: str
@@ -19,15 +25,23 @@ class Client:
     validation: int
     test: int
     identity: str = ""
+    key: str = ""
 
 
 class Roster:
-    """The known clients, in the order of their names (numbers by value)."""
+    """The known clients, in the order of their names (numbers by value).
+
+    A name belongs to the node key that first used it, or, if that node had none, to the ``identity`` of its state
+    directory; it does so while its owner is away, and in a run that goes on from a checkpoint. A node without a key
+    that was started again has another id and the same identity; it may get a key. A node with a key that lost its state
+    directory has another identity and the same key.
+    """
 
     def __init__(self) -> None:
         self._clients: dict[str, Client] = {}
         self._names: dict[int, str] = {}
         self._online: set[int] | None = None  # None: before the first ``see``
+        self._unsure: set[int] = set()
         self._ordered: list[Client] = []  # cached, because sorting is slow; emptied by ``_put``
 
     def __len__(self) -> int:
@@ -45,28 +59,55 @@ class Roster:
         return name in self._clients
 
     def see(self, nodes: Iterable[int]) -> None:
-        """Note which nodes are connected now."""
-        self._online = set(nodes)
+        """Note which nodes are connected now; one that has come back may have other data, or another name."""
+        now = set(nodes)
+        if self._online is not None:
+            self._unsure |= {node for node in now - self._online if node in self._names}
+        self._unsure &= now
+        self._online = now
 
     def present(self) -> list[Client]:
         """Return the clients whose nodes are connected, in order; before the first ``see`` all of them."""
         return [client for client in self if self._online is None or client.node_id in self._online]
 
     def add(self, client: Client) -> None:
-        """Add a client, or update the node of a known one.
+        """Add a client, or update a known one.
+
+        A node that went by another name before is that client no longer, which is then away.
 
         Raises:
-            FloretError: another node that is connected has this name.
+            FloretError: the name belongs to another node.
         """
         known = self._clients.get(client.name)
-        elsewhere = known and known.node_id != client.node_id and known.node_id in (self._online or ())
-        if known and elsewhere and known.identity != client.identity:
-            raise FloretError(f"client-name {client.name} is taken: a node with another state directory has it")
+        if known:
+            _check_owner(known, client)
+        if self._names.get(client.node_id, client.name) != client.name:
+            self.part(client.node_id)
         self._put(client)
         self._names[client.node_id] = client.name
+        self._unsure.discard(client.node_id)
+
+    def part(self, node_id: int) -> None:
+        """Note that the client which was reached at ``node_id`` is not there, as far as is known.
+
+        What it was sent there may still be answered, so ``at`` knows it.
+        """
+        client = self._clients.get(self._names.get(node_id, ""))
+        if client and client.node_id == node_id:
+            self._put(replace(client, node_id=0))
+
+    def doubt(self, name: str) -> None:
+        """Note that what a client said of itself is not true any more."""
+        if self._clients[name].node_id:
+            self._unsure.add(self._clients[name].node_id)
+
+    @property
+    def unsure(self) -> frozenset[int]:
+        """The nodes that have to be asked again who they are."""
+        return frozenset(self._unsure)
 
     def restore(self, client: Client) -> None:
-        """Add a client of an earlier run; its present node is not known."""
+        """Add a client of a checkpoint, which keeps its name; its present node is not known."""
         self._put(replace(client, node_id=0))
 
     def at(self, node_id: int) -> Client:
@@ -84,3 +125,24 @@ class Roster:
     def _put(self, client: Client) -> None:
         self._clients[client.name] = client
         self._ordered = []
+
+
+def _check_owner(known: Client, client: Client) -> None:
+    """Refuse a client whose name belongs to another node.
+
+    Raises:
+        FloretError: it does; says to which, and what would be right.
+    """
+    if known.key:
+        if client.key != known.key:
+            raise FloretError(
+                f"client-name {client.name} belongs to the node key {known.key}, node {client.node_id} "
+                f"{f'has {client.key}' if client.key else 'shows none'}: give it the right --key, or another "
+                f"--client-name; for a new key of the same device, resume the run with new-owners={client.name!r}"
+            )
+    elif client.node_id != known.node_id and known.identity and client.identity != known.identity:
+        raise FloretError(
+            f"client-name {client.name} is taken: a node with another state directory has it, and node "
+            f"{client.node_id} is not it: give it that --state-dir, or another --client-name; for a new state "
+            f"directory of the same device, resume the run with new-owners={client.name!r}"
+        )
