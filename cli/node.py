@@ -23,6 +23,12 @@ from common.home import floret_home
 @click.option("--keep-runs", type=click.IntRange(min=1), help="Keep the models of so many runs that came first. [8]")
 @click.option("--keep-gb", type=click.IntRange(min=1), help="For all versions of a client in a federation. [20]")
 @click.option("--policy", type=click.Path(path_type=Path), help="What may run here and leave; see floret policy.")
+@click.option(
+    "--keep-warm",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    help="Minutes without a message after which PyTorch leaves memory. [10]",
+)
 @click.option("--health-address", metavar="HOST:PORT", help="Serve gRPC's health protocol here.")
 def node(
     superlink: str,
@@ -38,6 +44,7 @@ def node(
     keep_runs: int | None,
     keep_gb: int | None,
     policy: Path | None,
+    keep_warm: float,
     health_address: str | None,
 ) -> None:
     """Join a federation with this machine, and stay in it until stopped.
@@ -64,6 +71,7 @@ def node(
         keep_runs=keep_runs,
         keep_gb=keep_gb,
         policy=_absolute(policy),
+        keep_warm=keep_warm,
         health_address=health_address,
     )
     Node(options).run()

@@ -47,10 +47,25 @@ def test_the_warm_process_killed_in_mid_training(deployment: Deployment) -> None
 def test_a_call_right_after_the_warm_process_was_killed() -> None:
     warm = Warm(datasets=False)
     for _ in range(2):
-        assert warm.call("check", [], ("", "cpu"), 60, lambda: True) == b""
+        assert warm.call("check", [], ("", "cpu", ""), 60, lambda: True) == b""
         (pid,) = (pid for pid, command in commands(children(os.getpid())).items() if "forkserver" in command)
         os.kill(pid, signal.SIGKILL)
         # Not waited for: the next call meets a process that is about to be gone.
+
+
+def test_a_warm_process_rests_until_the_next_call() -> None:
+    def warm_processes() -> list[int]:
+        return [pid for pid, command in commands(children(os.getpid())).items() if "forkserver" in command]
+
+    warm = Warm(datasets=False)
+    warm.rest()  # there is none
+    assert warm_processes() == []
+    for _ in range(2):
+        assert warm.call("check", [], ("", "cpu", ""), 60, lambda: True) == b""
+        assert len(warm_processes()) == 1
+        warm.rest()
+        until(lambda: not warm_processes(), "the warm process is still there")
+        warm.rest()  # twice is once
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ class NodeOptions:
         device: ``auto``, ``cpu``, ``cuda``, ...; None for what the run says.
         max_wait: seconds without a SuperLink after which the node gives up; None for never.
         health_address: where the SuperNode's gRPC health service listens, None for nowhere.
+        keep_warm: minutes without a message after which the process that has imported PyTorch ends.
         policy: the file of the node's policy; None for the default.
         keep_runs, keep_gb: how much of its past a client keeps (``client_app.keeping.Quota``); None for the usual.
     """
@@ -49,6 +50,7 @@ class NodeOptions:
     keep_runs: int | None = None
     keep_gb: int | None = None
     policy: Path | None = None
+    keep_warm: float = 10.0
 
     def __post_init__(self) -> None:
         """Check values, files and names.

@@ -102,7 +102,7 @@ class Node:
             address = f"127.0.0.1:{port}"
             if self._wait_for(port):
                 try:
-                    serve(address, self._warm, self._going, self._key)
+                    serve(address, self._warm, self._going, self._key, 60 * self.options.keep_warm)
                 except GoneError:
                     # The SuperNode ends, and its exit code, read below, gives the reason. One that was unregistered
                     # while it ran hangs instead, and is stopped.

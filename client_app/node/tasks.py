@@ -34,16 +34,23 @@ _seen: dict[bytes, str] = {}
 _REMEMBERED = 64
 
 
-def serve(address: str, warm: Warm, go: Callable[[], bool], key: EllipticCurvePrivateKey | None = None) -> None:
+def serve(
+    address: str,
+    warm: Warm,
+    go: Callable[[], bool],
+    key: EllipticCurvePrivateKey | None = None,
+    keep_warm: float = float("inf"),
+) -> None:
     """Handle the tasks of the SuperNode whose own API is at ``address``, until ``go`` returns False.
 
-    Answers to ``describe`` are signed with ``key``, if there is one.
+    Answers to ``describe`` are signed with ``key``, if there is one. After ``keep_warm`` seconds without a task the
+    warm process rests.
 
     Raises:
         GoneError: the SuperNode is gone.
     """
     with Tasks(address) as tasks:
-        pause = _FIRST
+        pause, last = _FIRST, time.monotonic()
         while go():
             token = tasks.claim()
             if token:
@@ -52,8 +59,10 @@ def serve(address: str, warm: Warm, go: Callable[[], bool], key: EllipticCurvePr
                         _handle(task, warm, go, key)
                 except UNREADABLE as error:
                     log.error("A message cannot be answered (%s: %s)", type(error).__name__, printable(error))
-                pause = _FIRST
+                pause, last = _FIRST, time.monotonic()
             else:
+                if time.monotonic() - last > keep_warm:
+                    warm.rest()
                 time.sleep(pause)
                 pause = min(pause * _GROWTH, _IDLE)
 

@@ -3,6 +3,7 @@
 import multiprocessing
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
@@ -31,6 +32,7 @@ class Warm:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         extra = ["flwr_datasets.partitioner", "torchvision.datasets"] if datasets else []
         self._context.set_forkserver_preload(["client_app.node.work", *extra])
+        self._running = False
 
     def call(
         self, name: str, parts: list[bytes], arguments: tuple[Any, ...], seconds: float, go: Callable[[], bool]
@@ -69,6 +71,14 @@ class Warm:
                 process.kill()
                 process.join(10)
 
+    def rest(self) -> None:
+        """End the warm process, and give back its memory, until the next call starts another."""
+        if self._running:
+            # The fork ends the process that it is a fork of, and whatever that leaves is an end.
+            with suppress(LostError):
+                self.call("end_warm_process", [], (), _PATIENCE, lambda: True)
+            self._running = False
+
     def _start(self, name: str, arguments: tuple[Any, ...]) -> tuple[ForkServerProcess, Connection]:
         """Return a fork that waits for input, and the connection to it.
 
@@ -89,6 +99,7 @@ class Warm:
                     raise LostError(f"the warm process does not start ({error})") from error
                 time.sleep(0.05)
             else:
+                self._running = True
                 return process, connection
             finally:
                 remote.close()

@@ -4,6 +4,7 @@ This module imports PyTorch; the supervisor does not import it and names its fun
 """
 
 import os
+import signal
 import threading
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -20,8 +21,16 @@ def run(name: str, connection: Connection, *arguments: str) -> None:
     """Call the function ``name`` of this module."""
     if name == "check":
         check(connection, *arguments)
+    elif name == "end_warm_process":
+        end_warm_process(connection)
     else:
         answer(connection)
+
+
+def end_warm_process(connection: Connection) -> None:
+    """End the process that this one is a fork of, and say so."""
+    os.kill(os.getppid(), signal.SIGKILL)
+    connection.send_bytes(b"")
 
 
 def answer(connection: Connection) -> None:
