@@ -15,6 +15,7 @@ NAMES = {
     "scale": "a round of flwr run and its memory, from 10 to 1,000 clients",
     "server": "memory and throughput of folding replies, against numpy's in-place multiply-add",
     "latency": "seconds a round on real processes: stock Flower, Floret's app on stock nodes, Floret's nodes",
+    "device": "memory of a node between rounds, and at rest",
     "training": "samples a second in local training: Floret's clients, the same written by hand, plain PyTorch",
     "threads": "clients that train at once on the same CPUs: one thread each, or as many as CPUs",
     "gpu": "clients a second on a CUDA device: by one and several processes, the same by hand",

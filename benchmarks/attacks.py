@@ -1,7 +1,8 @@
 """Accuracy of honest clients beside hostile ones, for each aggregation: ``python -m benchmarks.attacks``.
 
-Ten clients on the embedded digits; the first one or three of them attack in every round. Everything runs in this
-process, through the real ServerApp and ClientApp.
+Ten clients on the embedded digits; the first one or three of them attack in every round. The rows of ``none`` are a run
+without attackers, its accuracy that of the same honest clients. Everything runs in this process, through the real
+ServerApp and ClientApp.
 """
 
 import argparse
@@ -126,7 +127,7 @@ def main(arguments: Sequence[str]) -> None:
         for attack in ("none", *ATTACKS):
             if attack == "wrong prototypes" and method != "fedcpd":
                 continue
-            for attackers in (0,) if attack == "none" else (1, 3):
+            for attackers in (0, 1, 3) if attack == "none" else (1, 3):
                 row = []
                 for aggregation in AGGREGATIONS:
                     with tempfile.TemporaryDirectory() as folder:
