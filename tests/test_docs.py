@@ -202,3 +202,14 @@ def test_commands_are_accepted(page: str, words: list[str], tmp_path: Path, monk
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("FLORET_HOME", str(tmp_path))
     CHECKS[words[0]](words)
+
+
+def test_every_test_that_security_names_is_there() -> None:
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    files = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py")}
+    named = re.findall(r"`(test_\w+?)(\.py)?`", text)
+    assert len(named) > 20
+    for name, suffix in named:
+        assert f"{name}.py" in files if suffix else any(f"def {name}(" in content for content in files.values()), name
+    for path in re.findall(r"`([\w/]+/[\w.]+\.(?:py|sh|md))`", text):
+        assert (ROOT / path).is_file(), path

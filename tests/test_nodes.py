@@ -400,6 +400,29 @@ def test_a_stock_supernode_beside_a_floret_node(fedper: Plain) -> None:
     never_sent(fedper, content + fedper.proxy.raw(mark), private)
 
 
+def test_a_node_with_a_policy(fedper: Plain, tmp_path: Path) -> None:
+    dep, policy = fedper.deployment, tmp_path / "policy.yaml"
+    policy.write_text("methods: [fedrep]\naccuracies: none\n")
+    strict = dep.node("strict", "--data-dir", fedper.late, "--policy", policy)
+    line = "client strict: this node's policy has methods = fedrep, and method = 'fedper'"
+    run = dep.run(method="fedper", rounds=1, output_dir=str(dep.folder / "without"), **KEYS)
+    finish(run)
+    assert line in run.text()
+    assert line in strict.text()
+    history, _ = fedper.finished("without")
+    assert set(history[-1]["clients"]) == {"files"}
+    finish(dep.run(method="fedrep", rounds=1, min_clients=2, output_dir=str(dep.folder / "with"), **KEYS))
+    strict.end()
+    history, _ = fedper.finished("with")
+    told = {name: (entry["trained"], entry["after"], entry["loss"]) for name, entry in history[-1]["clients"].items()}
+    assert told["strict"] == (True, None, None)
+    assert told["files"][1]["test"] * 20 == pytest.approx(round(told["files"][1]["test"] * 20))
+    audit = (dep.folder / "state-strict/.audit/strict.jsonl").read_text().splitlines()
+    said = [(line["message"], line["method"], bool(line["tensors"])) for line in map(json.loads, audit)]
+    assert said[0] == ("query.describe", "fedper", False)
+    assert ("train", "fedrep", True) in said
+
+
 def test_a_node_refuses_a_run_of_other_code(fedper: Plain, tmp_path: Path) -> None:
     app = copy_app(tmp_path / "app")
     with (app / "client_app" / "client.py").open("a") as file:
@@ -579,6 +602,7 @@ def test_data_and_devices_that_cannot_be_used(plain: Plain, tmp_path: Path) -> N
         [*where, "a", "--data-dir", empty],
         [*where, "b", "--data-dir", half],
         [*where, "c", "--data-dir", plain.files, "--device", "cuda:99"],
+        [*where, "d", "--data-dir", plain.files, "--policy", tmp_path / "policy.yaml"],
     )
     wanted = (
         "it must have train.npz and test.npz with the arrays x and y, or images in train/<class>/ and test/<class>/"
@@ -586,6 +610,8 @@ def test_data_and_devices_that_cannot_be_used(plain: Plain, tmp_path: Path) -> N
     assert said[0] == f"--data-dir: {empty} has neither npz files nor folders; {wanted}"
     assert said[1].startswith(f"--data-dir: {half / 'train.npz'}: is not a complete npz file")
     assert said[2].startswith("--device: device = 'cuda:99': not available here (")
+    file = tmp_path / "policy.yaml"
+    assert said[3] == f"--policy: policy {file}: cannot be read (No such file or directory)"
 
 
 def test_an_http_server_is_no_superlink(tmp_path: Path) -> None:
