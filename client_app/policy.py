@@ -17,7 +17,7 @@ from common.config import RunConfig, between, check_known, choice, folder_name, 
 from common.errors import ConfigError, FloretError
 from common.filters import Payload
 from common.norms import group_of
-from common.tensors import NamedArrays
+from common.tensors import MASK, NamedArrays
 from data import ClientData
 from models import MODELS, build_model, count_values, head_layers
 from strategies import METHODS
@@ -306,7 +306,8 @@ def kinds_sent(config: RunConfig, method: type[Method], parameters: Any) -> set[
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of a tensor that a client sends."""
+    """Return the kind of a tensor that a client sends; the mask of a sparse one is of its kind."""
+    name = name.removeprefix(MASK)
     return KINDS.get(group_of(name)) or (NETWORKS if "." in name else REPRESENTATIONS)
 
 

@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 
 from cli.main import floret
 from client_app.app import app
-from client_app.policy import Policy
+from client_app.policy import Policy, kind_of
 from common.config import key_of
 from common.errors import ConfigError
 from common.seeds import torch_generator
@@ -446,6 +446,18 @@ def test_the_command_says_what_is_permitted(tmp_path: Path) -> None:
     assert "it sends head" in str(done.exception)
     done = CliRunner().invoke(floret, ["policy", str(file), "-c", "local-epochs=1001"])
     assert "max-local-epochs = 1000, and local-epochs = 1001" in str(done.exception)
+
+
+def test_every_tensor_has_a_kind() -> None:
+    kinds = {
+        "extractor.conv1.weight": "extractor",
+        "head.fc.bias": "head",
+        "prototype.3": "prototypes",
+        "mask.head.fc.weight": "head",
+        "student.extractor.fc1.weight": "networks",
+        "unit": "representations",
+    }
+    assert {name: kind_of(name) for name in kinds} == kinds
 
 
 # A whole federation
