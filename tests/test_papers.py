@@ -420,6 +420,23 @@ def test_ua_pdfl_above_every_divergence_is_client_wise_dropout_alone(tmp_path: P
         assert relay.outcome.history[1]["clients"][name]["bytes"]["up"] == model + 4 * (10 + 128)
 
 
+def test_ua_pdfl_takes_a_peers_model_only_where_all_are_near(tmp_path: Path) -> None:
+    first = Relay(tmp_path, clients=6, rounds=1)
+    units = {node: torch.from_numpy(sent["unit"]) for (node, _), sent in first.sent.items()}
+    apart = {(a, b): divergence(units[a], units[b], "symmetric-kl").item() for a, b in itertools.permutations(units, 2)}
+    # Below it lie all of one client's divergences, and some of the others'.
+    th = min(max(value for (a, _), value in apart.items() if a == node) for node in units)
+    relay = Relay(tmp_path, clients=6, ua_pdfl__th=th * (1 + 1e-5), ua_pdfl__n_com=5)
+    some = 0
+    for node in relay.outcome.grid.contexts:
+        values = [value for (a, _), value in apart.items() if a == node]
+        near = [value <= th for value in values]
+        replaced = relay.told[node, 2][1]["replace"]
+        assert (replaced >= 0) == all(near)
+        some += any(near) and not all(near)
+    assert some > 0
+
+
 def test_ua_pdfl_sends_only_what_was_asked_for(tmp_path: Path) -> None:
     # A threshold amid the divergences: some peers are near and some far, and only heads of the near ones may travel.
     first = Relay(tmp_path, clients=6, rounds=1)
