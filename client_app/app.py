@@ -184,8 +184,15 @@ class Request:
             raise FloretError("the server's message has no num-classes, a whole number")
         policy.check_model(self.config, shape, classes)
         policy.check_data(self.config, self.data)
-        policy.check_method(self.method, setup_of(self.config, self.method, self.parameters, shape, classes))
+        setup = setup_of(self.config, self.method, self.parameters, shape, classes)
+        policy.check_method(self.method, setup)
         if not joins:
+            cut = self.scalars.get("head-layers")
+            if type(cut) is not int or cut != setup.head_layers:
+                raise FloretError(
+                    f"the server's message has head-layers = {cut!r:.40}; with this model and method it must be "
+                    f"{setup.head_layers}"
+                )
             policy.check_day(Audit(self.state_dir, self.name).count_round())
 
     def client(self) -> FloretClient:

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-# Elements that are worked on at a time, so that what is written in between stays in the cache.
-_CHUNK = 1 << 15
+# Elements that are worked on at a time, so that what is written in between stays in the cache. Most tensors have fewer,
+# and are not worth a loop.
+CHUNK = 1 << 15
 
 
 def group_of(name: str) -> str:
@@ -31,12 +32,12 @@ def _squared_distance(array: np.ndarray, other: np.ndarray | None) -> float:
     total = 0.0
     flat = array.reshape(-1)
     known = other.reshape(-1) if other is not None and other.shape == array.shape else None
-    if array.size <= _CHUNK:  # most tensors, and not worth a loop
+    if array.size <= CHUNK:
         difference = flat if known is None else flat - known
         return float(np.dot(difference, difference))
     if known is None:
-        for start in range(0, flat.size, _CHUNK):
-            part = flat[start : start + _CHUNK]
+        for start in range(0, flat.size, CHUNK):
+            part = flat[start : start + CHUNK]
             total += float(np.dot(part, part))
     else:
         for part, before, difference in chunks(flat, known):
@@ -47,7 +48,7 @@ def _squared_distance(array: np.ndarray, other: np.ndarray | None) -> float:
 
 def chunks(first: np.ndarray, second: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yield parts of two flat arrays that fit into the cache, with room for a result of that size."""
-    room = np.empty(min(_CHUNK, first.size), first.dtype)
-    for start in range(0, first.size, _CHUNK):
-        part = first[start : start + _CHUNK]
-        yield part, second[start : start + _CHUNK], room[: part.size]
+    room = np.empty(min(CHUNK, first.size), first.dtype)
+    for start in range(0, first.size, CHUNK):
+        part = first[start : start + CHUNK]
+        yield part, second[start : start + CHUNK], room[: part.size]

@@ -53,12 +53,12 @@ class Federation:
     def __init__(self, grid: Grid, config: RunConfig) -> None:
         self.grid = grid
         self.config = config
-        self.roster = Roster()
         self.input_shape: tuple[int, ...] = ()
         self.num_classes = config.num_classes
         self.class_names: tuple[str, ...] | None = None
         self.settled = False
         self._simulated = is_simulated(grid)
+        self.roster = Roster(trusted=self._simulated)
         self._partitions = 0
         self._pending: dict[str, _Question] = {}
         self._refused: dict[int, tuple[float, str]] = {}

@@ -125,7 +125,7 @@ class UAPDFL(FloretStrategy):
 
     def instructions(self, client: Client, server_round: int) -> dict[str, Any]:
         """Return the peer whose model replaces the client's, or -1, and the peers' numbers of training samples."""
-        samples = [peer.train for peer in self._queues[client.name]]
+        samples = [self.roster.counted(peer.train) for peer in self._queues[client.name]]
         return {"replace": self._requests[client.name].replace, "samples": samples}
 
     def accumulate(self, client: Client, arrays: NamedArrays, samples: int) -> None:

@@ -17,7 +17,7 @@ from common.norms import root_mean_squares
 from common.tensors import NamedArrays
 from common.wire import from_record, to_record
 from server_app.checkpoint import Checkpoints
-from strategies.core import Median, TrimmedMean, UpdateNorms
+from strategies.core import Client, Median, Roster, TrimmedMean, UpdateNorms
 from strategies.core.update_norms import ABSURD, clipped, spooled
 from tests.harness import Outcome, federate, kept, timeless
 
@@ -151,6 +151,35 @@ def test_honest_clients_of_very_different_size_are_not_refused(tmp_path: Path) -
         keys: dict[str, Any] = {"dataset": "npz-clients", "data_dir": str(tmp_path), "validation_fraction": 0.0}
         outcome = federate(tmp_path / "runs", 5, method=method, rounds=5, **keys)
         assert outcome.summary["refused"] == 0
+
+
+def test_who_declares_a_billion_samples_does_not_count_for_them(tmp_path: Path) -> None:
+    """Neither as a weight nor as steps that would make its update smaller than it is."""
+    roster = Roster()
+    for i, train in enumerate((30, 10, 20, 10**9)):
+        roster.add(Client(str(i), 1000 + i, train, 0, 10))
+    assert [roster.counted(samples) for samples in (7, 2500, 2501, 10**9)] == [7, 2500, 2500, 2500]
+    roster.add(Client("4", 1004, 20, 0, 10))
+    assert roster.counted(10**9) == 2000
+    trusted = Roster(trusted=True)
+    trusted.add(Client("0", 1000, 10, 0, 10))
+    assert trusted.counted(10**9) == 10**9
+
+    def large(factor: float) -> Any:
+        def tamper(message: Message, reply: Message) -> Message:
+            if message.metadata.dst_node_id != 1000:
+                return reply
+            if message.metadata.message_type == "query.describe":
+                reply.content.config_records["client"]["train"] = 10**9
+            elif message.metadata.message_type == "train":
+                reply.content.metric_records["metrics"]["num-examples"] = 10**9
+            return times(factor)(message, reply)  # type: ignore[no-any-return]
+
+        return tamper
+
+    keys: dict[str, Any] = {"method": "fedavg", "rounds": 2, "local_epochs": 1}
+    refused = federate(tmp_path, 5, tamper=large(3000.0), **keys)
+    assert [[entry["client"] for entry in line["refused"]] for line in refused.history] == [["0"], ["0"]]
 
 
 def test_a_class_that_comes_late_is_not_absurd(tmp_path: Path) -> None:

@@ -262,6 +262,12 @@ def test_a_message_cannot_ask_for_a_model_that_is_too_large(tmp_path: Path) -> N
     assert "no num-classes" in site.refusal(scalars={"num-classes": "ten"})
 
 
+@pytest.mark.parametrize("cut", [2, 0, -1, "1", 1.0])
+def test_a_message_cannot_cut_the_model_elsewhere(tmp_path: Path, cut: Any) -> None:
+    line = Site(tmp_path).refusal(scalars={"head-layers": cut})
+    assert line == (f"the server's message has head-layers = {cut!r}; with this model and method it must be 1")
+
+
 def test_rounds_of_a_day(tmp_path: Path) -> None:
     site = Site(tmp_path, "max-rounds-a-day: 2")
     assert "arrays" in site.ask("train", shared(initial()))

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from common.norms import chunks
+from common.norms import CHUNK, chunks
 from common.tensors import NamedArrays
 
 # Bytes of what all clients sent that are in memory at a time while a median is taken.
@@ -140,6 +140,9 @@ def aggregate_of(name: str, trim: float) -> MakeAggregate:
 def _move(mean: np.ndarray, array: np.ndarray, share: float) -> None:
     """Move ``mean`` towards ``array`` by ``share``, in place."""
     factor = mean.dtype.type(share)
+    if mean.size <= CHUNK:
+        mean += (array - mean) * factor
+        return
     for part, other, move in chunks(mean, array):
         np.subtract(other, part, out=move)
         np.multiply(move, factor, out=move)

@@ -447,7 +447,8 @@ class FloretStrategy(Method, Strategy):
         Raises:
             TensorError: a tensor is not finite.
         """
-        steps = math.sqrt(self.config.local_epochs * math.ceil(payload.samples / self.config.batch_size))
+        batches = math.ceil(self.roster.counted(payload.samples) / self.config.batch_size)
+        steps = math.sqrt(self.config.local_epochs * batches)
         found = root_mean_squares(payload.tensors, self._before)
         sizes = {group: size / steps if group in self._trained else size for group, size in found.items()}
         if not all(math.isfinite(size) for size in sizes.values()):
@@ -496,7 +497,7 @@ class FloretStrategy(Method, Strategy):
             groups = self._trained.intersection(reply.sizes)
             usual = {group: value for group in groups if (value := self.norms.usual(group)) is not None}
             tensors = clipped(tensors, self.arrays, reply.sizes, usual)
-        self.accumulate(client, tensors, payload.samples)
+        self.accumulate(client, tensors, self.roster.counted(payload.samples))
         # From here on nothing is refused, so that a refused client leaves nothing behind.
         if not noted:
             self.norms.note(reply.sizes)

@@ -2,9 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from statistics import median
 
 from common.errors import FloretError
 from common.names import natural_key
+
+# Of real nodes, none counts for more than so many times the median number of training samples: each declares its own.
+MOST_TIMES = 100
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,14 @@ class Roster:
     directory; it does so while its owner is away, and in a run that goes on from a checkpoint. A node without a key
     that was started again has another id and the same identity; it may get a key. A node with a key that lost its state
     directory has another identity and the same key.
+
+    Args:
+        trusted: the numbers of samples are known to be true, as in a simulation.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, trusted: bool = False) -> None:
+        self._trusted = trusted
+        self._most = 0  # cached like ``_ordered``
         self._clients: dict[str, Client] = {}
         self._names: dict[int, str] = {}
         self._online: set[int] | None = None  # None: before the first ``see``
@@ -57,6 +66,14 @@ class Roster:
 
     def __contains__(self, name: str) -> bool:
         return name in self._clients
+
+    def counted(self, samples: int) -> int:
+        """Return what a client's number of training samples counts for: ``MOST_TIMES`` the median at most."""
+        if self._trusted:
+            return samples
+        if not self._most:
+            self._most = int(MOST_TIMES * median(client.train for client in self._clients.values()))
+        return min(samples, self._most)
 
     def see(self, nodes: Iterable[int]) -> None:
         """Note which nodes are connected now; one that has come back may have other data, or another name."""
@@ -124,7 +141,7 @@ class Roster:
 
     def _put(self, client: Client) -> None:
         self._clients[client.name] = client
-        self._ordered = []
+        self._ordered, self._most = [], 0
 
 
 def _check_owner(known: Client, client: Client) -> None:
