@@ -64,7 +64,8 @@ class Ours:
         split = (rest / 2 + 0.01) / (case.samples + rest)
         keys |= {"test_fraction": split, "validation_fraction": split, "device": device}
         self.values = run_config(folder, **keys)
-        node: dict[str, Any] = {"partition-id": 0, "num-partitions": 1, "state-dir": tempfile.mkdtemp(dir=folder)}
+        node: dict[str, Any] = {"partition-id": 0, "num-partitions": 1, "data-dir": str(file)}
+        node["state-dir"] = tempfile.mkdtemp(dir=folder)
         context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=self.values)
         self.client: FloretClient = Request(context).client()
         self.message = {"round": 1, "lr": self.values["lr"], "num-classes": CLASSES, "head-layers": 1}
