@@ -10,14 +10,13 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
-
 from client_app.inventory import size_of_states, states_of
 from common.config import RunConfig, between, check_known, choice, folder_name, key_of, one_of, read_keys
 from common.errors import ConfigError, FloretError
 from common.filters import Payload
 from common.norms import group_of
 from common.tensors import MASK, NamedArrays
+from common.yamlfile import read_yaml
 from data import ClientData
 from models import MODELS, build_model, count_values, head_layers
 from strategies import METHODS
@@ -98,14 +97,7 @@ class Policy:
         Raises:
             ConfigError: names the file, the key, and what is wrong.
         """
-        try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"policy {path}: cannot be read ({error.strerror})") from error
-        except RecursionError as error:
-            raise ConfigError(f"policy {path}: is nested too deeply") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"policy {path}: is not YAML ({' '.join(str(error).split())})") from error
+        content = read_yaml(path, f"policy {path}")
         content = {} if content is None else content
         if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
             raise ConfigError(f"policy {path}: is not a table of keys and values, such as 'min-samples: 50'")

@@ -31,14 +31,17 @@ def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     Raises:
         FloretError: it cannot be read, or is none.
     """
+    wrong = FloretError(
+        f"--key {path}: is not a node's private key, as floret certificates makes it (OpenSSH, NIST curve)"
+    )
     try:
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
     except OSError as error:
         raise FloretError(f"--key {path}: cannot be read ({error.strerror})") from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise FloretError(f"--key {path}: is not a private key without a password") from error
+        raise wrong from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise FloretError(f"--key {path}: is not on an elliptic curve, as floret certificates makes it")
+        raise wrong
     return key
 
 

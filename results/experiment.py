@@ -11,10 +11,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Self
 
-import yaml
-
 from common.config import nearest
 from common.errors import ConfigError
+from common.yamlfile import read_yaml
 from results.history import History
 from results.run import Run
 from results.runs import PLACES, Job, RunSpec
@@ -165,14 +164,7 @@ class Experiment:
         Raises:
             ConfigError: names the file, the key and what is wrong.
         """
-        try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}") from error
-        except RecursionError as error:
-            raise ConfigError(f"{path}: is nested too deeply") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: is not YAML ({' '.join(str(error).split())})") from error
+        content = read_yaml(path, str(path))
         return cls(stem=path.stem, **_Reader(str(path)).experiment(content))
 
     def planned_runs(

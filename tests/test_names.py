@@ -157,7 +157,7 @@ def test_a_proof_that_is_none_is_refused(spoil: Callable[[Any], Any]) -> None:
 
 
 def test_a_key_that_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:
-    for content, line in ((None, "cannot be read"), (b"no key", "is not a private key without a password")):
+    for content, line in ((None, "cannot be read"), (b"no key", "is not a node's private key")):
         path = tmp_path / "key"
         if content:
             path.write_bytes(content)

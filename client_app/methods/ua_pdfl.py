@@ -8,9 +8,7 @@ from torch import Tensor
 from client_app.batches import Batch
 from client_app.client import FloretClient
 from common.seeds import numpy_generator
-from strategies.ua_pdfl import UAPDFLParameters
-
-UNIT, AUXILIARY = "unit", "auxiliary"
+from strategies.ua_pdfl import AUXILIARY, UNIT, UAPDFLParameters
 
 
 def divergence(p: Tensor, q: Tensor, kind: str) -> Tensor:

@@ -10,6 +10,7 @@ from common.config import folder_name
 from common.durable import claim_client
 from common.errors import FloretError
 from common.extras import require
+from common.proof import load_key
 
 log = logging.getLogger("flwr")
 
@@ -128,20 +129,6 @@ def trusted(root_certificates: Path | None) -> ssl.SSLContext:
 
 
 def _check_key(path: Path) -> None:
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-
-    wrong = FloretError(
-        f"--key {path}: is not a node's private key, as floret certificates makes it (OpenSSH, NIST curve)"
-    )
-    try:
-        key = load_ssh_private_key(path.read_bytes(), None)
-    except OSError as error:
-        raise FloretError(f"--key {path}: cannot be read ({error.strerror})") from error
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise wrong from error
-    if not isinstance(key, EllipticCurvePrivateKey):
-        raise wrong
+    load_key(path)
     if path.stat().st_mode & 0o077:
         log.warning("--key %s: others on this machine may read or write it; chmod 600 %s", path, path)
