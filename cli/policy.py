@@ -30,16 +30,23 @@ def policy(file: Path | None, partition: bool, run_config: tuple[str, ...]) -> N
     defaults = default_config(Path(__file__).resolve().parents[1])
     wide = max(map(len, METHODS))
     for name in METHODS:
-        config, method, parameters = read_config(defaults | {"method": name})
-        kinds = kinds_sent(config, method, parameters)
-        click.echo(f"{name.ljust(wide)}  {permitted.says_of(name, kinds)}")
+        kinds = kinds_sent(*read_config(defaults | {"method": name}))
+        wrong = permitted.objection(name, kinds)
+        click.echo(f"{name.ljust(wide)}  {f'not permitted: {wrong}' if wrong else f'sends {_listed(kinds)}'}")
     if run_config:
         keys = defaults
         for text in run_config:
             keys = merged(keys, parse_run_config(text))
         config, method, parameters = read_config(keys)
         permitted.check_run(config, parameters)
-        said = permitted.says_of(config.method, kinds_sent(config, method, parameters))
-        if said.startswith("not"):
-            raise PolicyError(f"method = {config.method!r}: {said}")
-        click.echo(f"\nThis run is permitted: it {said}, as far as the data and the server's messages are permitted.")
+        kinds = kinds_sent(config, method, parameters)
+        wrong = permitted.objection(config.method, kinds)
+        if wrong:
+            raise PolicyError(f"method = {config.method!r}: not permitted: {wrong}")
+        click.echo(
+            f"\nThis run is permitted, as far as the data and the server's messages are: it sends {_listed(kinds)}."
+        )
+
+
+def _listed(kinds: set[str]) -> str:
+    return ", ".join(sorted(kinds)) or "no tensors"

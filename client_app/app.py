@@ -128,11 +128,20 @@ class Request:
             return load_client(config, int(node["partition-id"]), int(node["num-partitions"]))
         if "data-dir" in node:
             cache, cut = self.state_dir / ".cache" / self.name, None
-            if self.policy:
-                own = self.policy
-                cut = Cut(own.validation_fraction, own_seed(self.state_dir), self.name, own.max_samples)
+            if self.policy and self.own_seed is not None:
+                cut = Cut(self.policy.validation_fraction, self.own_seed, self.name, self.policy.max_samples)
             return load_own(Path(config.data_dir).expanduser(), config, self.name, cache, cut)
         raise FloretError("the node config names no data: it needs data-dir, or partition-id and num-partitions")
+
+    @cached_property
+    def own_seed(self) -> int | None:
+        """The seed that divides and orders a node's own data; None for a partition of the run's, and in a simulation.
+
+        Raises:
+            FloretError: it cannot be kept.
+        """
+        partition = "partition-id" in self.context.node_config
+        return None if self.policy is None or partition else own_seed(self.state_dir)
 
     @property
     def state_dir(self) -> Path:
@@ -212,7 +221,7 @@ class Request:
             state=ClientState(self.store, at, None if in_simulation() else Quota.of(self.context.node_config)),
             device=device_of(config.device),
             filters=self.filters(),
-            seed=own_seed(self.state_dir) if self.policy and "partition-id" not in self.context.node_config else None,
+            seed=self.own_seed,
         )
         return load_class("client_app.methods", config.method, FloretClient)(setting)
 

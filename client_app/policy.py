@@ -102,7 +102,7 @@ class Policy:
         if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
             raise ConfigError(f"policy {path}: is not a table of keys and values, such as 'min-samples: 50'")
         try:
-            check_known(content, cls().values(), "a policy")
+            check_known(content, cls().values(), "a policy", "docs/policy.md")
             return read_keys(cls, {**(base or cls()).values(), **content})
         except ConfigError as error:
             raise ConfigError(f"policy {path}: {error}") from error
@@ -212,14 +212,12 @@ class Policy:
         if kinds:
             raise _refused("leaves", self.leaves, f"method = {setup.config.method!r} sends {' and '.join(kinds)}")
 
-    def says_of(self, method: str, kinds: set[str]) -> str:
-        """Return what is permitted to a method that sends these kinds of tensors."""
+    def objection(self, method: str, kinds: set[str]) -> str:
+        """Return why a method that sends these kinds of tensors is not permitted; an empty text if it is."""
         if ALL not in self.methods and method not in self.methods:
-            return "not permitted: it is not among methods"
+            return "it is not among methods"
         wrong = sorted(kinds - self.kinds())
-        if wrong:
-            return f"not permitted: it sends {' and '.join(wrong)}"
-        return f"sends {', '.join(sorted(kinds)) or 'no tensors'}"
+        return f"it sends {' and '.join(wrong)}" if wrong else ""
 
     def kinds(self) -> set[str]:
         """Return the kinds of tensors that may leave."""

@@ -194,8 +194,10 @@ class RunConfig:
             )
 
 
-def check_known(values: Mapping[str, Any], known: Iterable[str], of: str = "the run config") -> None:
-    """Refuse a key that ``of`` does not have.
+def check_known(
+    values: Mapping[str, Any], known: Iterable[str], of: str = "the run config", page: str = "docs/configuration.md"
+) -> None:
+    """Refuse a key that ``of``, which ``page`` is about, does not have.
 
     Raises:
         ConfigError: names the key and the nearest known one.
@@ -203,6 +205,5 @@ def check_known(values: Mapping[str, Any], known: Iterable[str], of: str = "the 
     known = list(known)
     for key in values:
         if key not in known:
-            page = "configuration" if of == "the run config" else "policy"
-            hint = nearest(key, known) or f"; see docs/{page}.md"
+            hint = nearest(key, known) or f"; see {page}"
             raise ConfigError(f"{key} is not a key of {of}{hint}")

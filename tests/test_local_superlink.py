@@ -16,7 +16,10 @@ from common.local_superlink import check_local_superlink, environment_of, use_ow
 from tests.conftest import BIN, PATIENCE, free_port, wait_for_port
 from tests.harness import ROOT
 
-pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="there is no /proc")
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/net/tcp").exists(),
+    reason="check_local_superlink reads /proc/net/tcp and does nothing on a system without it",
+)
 
 
 @pytest.fixture(scope="module")
