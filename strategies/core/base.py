@@ -446,14 +446,17 @@ class FloretStrategy(Method, Strategy):
 
         Raises:
             TensorError: a tensor is not finite.
+            FloretError: a tensor is finite, but its size is not; no client's data explain values like that.
         """
         batches = math.ceil(self.roster.counted(payload.samples) / self.config.batch_size)
         steps = math.sqrt(self.config.local_epochs * batches)
         found = root_mean_squares(payload.tensors, self._before)
         sizes = {group: size / steps if group in self._trained else size for group, size in found.items()}
-        if not all(math.isfinite(size) for size in sizes.values()):
-            for name, array in payload.tensors.items():
-                check_finite(name, array)
+        for group, size in sizes.items():
+            if not math.isfinite(size):
+                for name, array in payload.tensors.items():
+                    check_finite(name, array)
+                raise FloretError(f"its update of {group} is too large to be measured; it is refused")
         return sizes
 
     def _offer(self, reply: "_Reply") -> None:
