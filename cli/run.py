@@ -1,24 +1,38 @@
-"""``floret run``: check the whole run config at once, then hand over to ``flwr run``."""
+"""``floret run``: check the whole run config at once, then hand over to ``flwr run`` or to the local engine."""
 
 import os
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
+from common.errors import FloretError
 from common.run_config import default_config, merged, parse_run_config
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@click.option(
+    "--engine",
+    type=click.Choice(["ray", "local"]),
+    default="ray",
+    show_default=True,
+    help="ray: `flwr run`, on a SuperLink. local: processes of this machine, without SuperLink and Ray.",
+)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(arguments: tuple[str, ...]) -> None:
+def run(engine: str, arguments: tuple[str, ...]) -> None:
     """Check the run config and the data, then start `flwr run` with the same arguments.
 
     A key that is misspelt, a value that cannot be used, a dataset that is not there, a method that does not work with
     the model, or a SuperLink that another environment started is told in one line at once.
+
+    With `--engine local` the same apps run in processes of this machine and begin after seconds; it takes
+    `--run-config` and `--federation-config` as `flwr run` does, and gives the same results.
     """
+    if engine == "local":
+        _run_here(arguments)
     from common.extras import require
     from common.local_superlink import check_local_superlink, simulated_clients, use_own_commands
     from results.trackers import trackers_of
@@ -43,6 +57,50 @@ def run(arguments: tuple[str, ...]) -> None:
     # In one option: of several, Flower keeps only the last table of a method.
     together = [text for text in texts if text.endswith(".toml")] or [" ".join(texts)] if texts else []
     os.execvp("flwr", ["flwr", "run", *rest, *(part for text in together for part in ("--run-config", text))])
+
+
+def _run_here(arguments: tuple[str, ...]) -> NoReturn:
+    """Run on the local engine, and end this process with the run's exit code."""
+    places, texts, rest = split_arguments(arguments)
+    app = Path(places[0] if places else ".")
+    federation = federation_configs(rest)
+    others = [part for part in rest if part not in (*places[:1], "--federation-config", "--stream", *federation)]
+    others = [part for part in others if not part.startswith("--federation-config=")]
+    if others:
+        raise click.UsageError(
+            f"--engine local takes the app's folder, --run-config and --federation-config, not {others[0]!r}"
+        )
+    overrides: dict[str, Any] = {}
+    for text in texts:
+        overrides |= parse_run_config(text)
+    values = merged(default_config(app), overrides)
+    use_code_of(app, sys.argv[1:])
+    from common.extras import require
+
+    require("jinja2", "server", "the report of a run")
+    from engine.plan import Plan
+    from engine.supervisor import end, prepare
+    from engine.supervisor import run as run_plan
+
+    plan = Plan.of(values, federation)
+    prepare(plan)
+    end(run_plan(plan))
+
+
+def use_code_of(app: Path, arguments: Sequence[str]) -> None:
+    """Go on in a process that imports Floret from the folder ``app``, unless this one does.
+
+    `flwr run` runs the code of that folder, too, and not the installed one.
+
+    Raises:
+        FloretError: the folder does not have the local engine.
+    """
+    if app.resolve() == Path(__file__).resolve().parents[1]:
+        return
+    if not (app / "engine" / "supervisor.py").is_file():
+        raise FloretError(f"{app}: has no folder engine/, Floret's local engine; start in Floret's folder")
+    path = os.pathsep.join(filter(None, [str(app.resolve()), os.environ.get("PYTHONPATH", "")]))
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "cli.main", *arguments], os.environ | {"PYTHONPATH": path})
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:

@@ -23,10 +23,10 @@ from client_app.state import ClientState, ContextStore, FileStore, RoundContext,
 from common.config import RunConfig, one_of, read_keys
 from common.errors import ConfigError, FloretError, one_line
 from common.filters import ClientFilters
-from common.flower import in_simulation
 from common.home import floret_home
 from common.names import without_prefix
 from common.registry import load_class
+from common.simulation import in_simulation
 from common.wire import find_record, pack, to_record
 from data import ClientData, Cut, load_client, load_own
 from strategies import METHODS

@@ -7,7 +7,8 @@ import torch
 
 from common.config import RunConfig
 from common.errors import ConfigError
-from common.flower import drives_simulation, in_simulation
+from common.flower import drives_simulation
+from common.simulation import given_cpus
 
 
 def enter_app_folder() -> None:
@@ -20,15 +21,6 @@ def enter_app_folder() -> None:
     """
     if drives_simulation():
         os.chdir(Path(__file__).resolve().parents[1])
-
-
-def given_cpus() -> int:
-    """Return the CPUs that this process may use: what Ray assigned to the actor, or those of the process."""
-    if in_simulation():
-        import ray
-
-        return max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1)))
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def use_threads(config: RunConfig) -> None:

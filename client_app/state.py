@@ -35,12 +35,12 @@ from common.durable import (
 )
 from common.errors import FloretError
 from common.seeds import derive_seed
-from common.wire import from_record, to_record
+from common.simulation import KeptState
 
 log = logging.getLogger("flwr")
 
-TENSORS = "floret.tensors"
-MANIFEST = "floret.manifest"
+# Under what name a client's state is in ``context.state``.
+STATE = "floret.state"
 
 # What a message may say: rounds below this, and so often resumed.
 _ROUNDS, _RESUMES = 2**31, 10_000
@@ -172,6 +172,11 @@ class ClientState:
             self.notes.append(f"went on from the client's state after round {self._version.round}")
 
     @property
+    def version(self) -> Version | None:
+        """The version at hand, if there is one."""
+        return self._version
+
+    @property
     def round(self) -> int:
         """The round that the version at hand is from, 0 if there is none."""
         return self._version.round if self._version else 0
@@ -279,33 +284,41 @@ class ClientState:
 
 
 class ContextStore:
-    """The last version only, in ``context.state``, which Flower hands back with the next message of the run."""
+    """The last version only, in ``context.state``, which a simulation hands back with the next message of the run.
+
+    It is kept as the bytes of the two files that ``FileStore`` would write, without what is only needed for serving.
+    """
 
     def __init__(self, record: RecordDict) -> None:
         self._record = record
 
+    @property
+    def kept(self) -> KeptState | None:
+        """The last version as bytes, if there is one."""
+        found: Any = self._record.get(STATE)
+        return KeptState(found["round"], found["manifest"], found["tensors"]) if found else None
+
+    @kept.setter
+    def kept(self, state: KeptState) -> None:
+        self._record[STATE] = ConfigRecord({"round": state.round, "manifest": state.manifest, "tensors": state.tensors})
+
     def versions(self, notes: list[str]) -> list[Version]:
         """Return the last version, if there is one."""
-        kept: Any = self._record.config_records.get(MANIFEST)
-        return [Version(1, kept["lineage"], kept["attempt"], kept["round"], kept["first"])] if kept else []
+        kept = self.kept
+        return [] if kept is None else [_version_of(1, json.loads(kept.manifest))]
 
     def read(self, version: Version) -> dict[str, Tensor]:
         """Return its tensors."""
-        arrays = from_record(self._record.array_records[TENSORS])
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        kept = self.kept
+        assert kept is not None
+        return load(kept.tensors)
 
     def write(self, version: Version, tensors: Mapping[str, Tensor]) -> Version:
         """Replace the last version."""
-        self._record[TENSORS] = to_record({name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()})
-        self._record[MANIFEST] = ConfigRecord(
-            {
-                "lineage": version.lineage,
-                "attempt": version.attempt,
-                "round": version.round,
-                "first": version.first,
-            }
-        )
-        return version
+        content = _to_bytes(tensors)
+        said = _manifest_of(replace(version, about={}))
+        self.kept = KeptState(version.round, json.dumps(said).encode(), content)
+        return replace(version, size=len(content))
 
     def keep(self, versions: Iterable[Version]) -> None:
         """Do nothing: writing has replaced the others."""
@@ -399,11 +412,9 @@ class FileStore:
 
     def write(self, version: Version, tensors: Mapping[str, Tensor]) -> Version:
         """Add a version; see ``Store``."""
-        content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+        content = _to_bytes(tensors)
         manifest, path = self._paths(version.number)
-        said = {item.name: getattr(version, item.name) for item in fields(version)}
-        del said["number"], said["size"]
-        said |= {"bytes": len(content), "sha256": digest(content)}
+        said = _manifest_of(version) | {"bytes": len(content), "sha256": digest(content)}
         _check_manifest(said)
         try:
             make_folder(self.directory, private=self._sync)
@@ -442,37 +453,52 @@ class FileStore:
         path = self._paths(number)[0]
         content = read_manifest(path)
         try:
-            counts = {key: content.get(key, 0) for key in ("attempt", "round", "first", "checkpointed", "line")}
-            counts |= {"trained": content.get("trained", 1), "bytes": content["bytes"]}
-            beside = content.get("beside")
-            fine = (
-                {"attempt", "round", "first"} <= content.keys()
-                and all(type(count) is int and 0 <= count < 2**63 for count in counts.values())
-                and isinstance(content["lineage"], str)
-                and isinstance(content["about"], dict)
-                and isinstance(content["sha256"], str)
-                and (beside is None or all(type(other) is int for other in beside))
-            )
-        except (KeyError, TypeError, AttributeError) as error:
+            size, checksum = content["bytes"], content["sha256"]
+            fine = type(size) is int and 0 <= size < 2**63 and isinstance(checksum, str)
+            version = replace(_version_of(number, content), size=size)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedError(f"{path} is damaged: it is not a manifest of a version") from error
         if not fine:
             raise DamagedError(f"{path} is damaged: it is not a manifest of a version")
-        size = counts.pop("bytes")
-        if "trained" not in content:  # from before it was written: as many as there can have been
-            counts["trained"] = max(min(counts["round"] - counts["first"] + 1, number), 1)
-        version = Version(
-            number=number,
-            lineage=content["lineage"],
-            about=content["about"],
-            beside=None if beside is None else tuple(beside),
-            size=size,
-            **counts,
-        )
-        return version, size, content["sha256"]
+        return version, size, checksum
 
     def _paths(self, number: int) -> tuple[Path, Path]:
         stem = self.directory / f"{number:08d}"
         return stem.with_suffix(".json"), stem.with_suffix(".safetensors")
+
+
+def _to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+
+
+def _manifest_of(version: Version) -> dict[str, Any]:
+    """Return what a version says of itself, but for its number and size."""
+    said = {item.name: getattr(version, item.name) for item in fields(version)}
+    del said["number"], said["size"]
+    return said
+
+
+def _version_of(number: int, said: Mapping[str, Any]) -> Version:
+    """Return the version that ``_manifest_of`` described.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: it is something else.
+    """
+    counts = {key: said.get(key, 0) for key in ("attempt", "round", "first", "checkpointed", "line")}
+    counts |= {"trained": said.get("trained", 1)}
+    beside = said.get("beside")
+    if not (
+        {"attempt", "round", "first"} <= said.keys()
+        and all(type(count) is int and 0 <= count < 2**63 for count in counts.values())
+        and isinstance(said["lineage"], str)
+        and isinstance(said["about"], dict)
+        and (beside is None or all(type(other) is int for other in beside))
+    ):
+        raise ValueError("not what a version says of itself")
+    if "trained" not in said:  # from before it was written: as many as there can have been
+        counts["trained"] = max(min(counts["round"] - counts["first"] + 1, number), 1)
+    beside = None if beside is None else tuple(beside)
+    return Version(number=number, lineage=said["lineage"], about=said["about"], beside=beside, **counts)
 
 
 def identity(state_dir: Path) -> str:

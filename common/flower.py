@@ -31,6 +31,7 @@ from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from common.errors import FloretError, printable
+from common.simulation import LocalGrid
 
 # What Flower's objects, and those that make them from bytes, raise for what another machine sent: they check little of
 # it, so a text that is no JSON, a reference to nothing or a type that does not exist come as they are. An error of the
@@ -46,19 +47,11 @@ UNREADABLE = (
 SIMULATION = "flwr-simulation"
 
 
-def in_simulation() -> bool:
-    """Return whether this process belongs to Flower's simulation: an actor with a client, or the engine.
-
-    Only Ray decides, which Flower's simulation initialises before a client's code runs, and ``floret node`` never does:
-    no server can make a node behave as in a simulation, where clients write to paths that the server names.
-    """
-    ray = sys.modules.get("ray")
-    return bool(ray and ray.is_initialized())
-
-
 def is_simulated(grid: Grid) -> bool:
-    """Return whether ``grid`` is that of Flower's simulation, where clients run on the user's own machine."""
-    # The class is the only difference that a ServerApp sees. Without it: ``in_simulation``.
+    """Return whether ``grid`` is that of a simulation, where clients run on the user's own machine."""
+    if isinstance(grid, LocalGrid):
+        return True
+    # Of Flower's simulation the class is the only difference that a ServerApp sees. Without it: ``in_simulation``.
     from flwr.superlink.grid import InMemoryGrid
 
     return isinstance(grid, InMemoryGrid)
@@ -71,7 +64,7 @@ def drives_simulation() -> bool:
 
 
 def find_by_node(grid: Grid) -> None:
-    """Make the simulation engine look for messages only where some are waiting.
+    """Make Flower's simulation engine look for messages only where some are waiting.
 
     The thread that hands messages to the actors queries Flower's state for each node in turn, and each query scans the
     messages of all nodes: with 1,000 clients that took more time than the clients. Here a node is queried only when it
@@ -99,6 +92,13 @@ def find_by_node(grid: Grid) -> None:
         return messages
 
     state.store_message_ins, state.get_message_ins = stored, taken
+
+
+def given_id(message: Message, message_id: str) -> Message:
+    """Give a message the id that its reply will refer to, and return it."""
+    # Flower has no other way to set it. Without it: no replies in the local engine.
+    message.metadata.__dict__["_message_id"] = message_id
+    return message
 
 
 # The server
@@ -162,10 +162,7 @@ def unpack_message(content: bytes, message_id: str = "") -> Message:
         message_id: its id, for a message that is answered.
     """
     message = message_from_proto(ProtoMessage.FromString(content))
-    if message_id:
-        # A reply takes the id of its message from here; Flower has no other way to set it. Without it: no replies.
-        message.metadata.__dict__["_message_id"] = message_id
-    return message
+    return given_id(message, message_id) if message_id else message
 
 
 def pack_context(context: Context) -> bytes:

@@ -1,7 +1,10 @@
 """Partition of the pool's samples among clients: flwr-datasets' partitioners on a table of labels."""
 
+import importlib.util
+import sys
 import warnings
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Self
 
 import numpy as np
@@ -162,8 +165,8 @@ def _draw(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, seed:
         return _extreme(labels, scheme.classes_per_client, num_clients, seed)
     require("flwr_datasets", "datasets", f"partition = {scheme.name!r}")
     from datasets import Dataset
-    from flwr_datasets import partitioner as library
 
+    library = _partitioners()
     partitioner: Any
     if scheme.name == "iid":
         partitioner = library.IidPartitioner(num_clients)
@@ -188,6 +191,23 @@ def _draw(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, seed:
             if len(parts[-1]) < at_least:
                 break
     return parts
+
+
+def _partitioners() -> ModuleType:
+    """Return ``flwr_datasets.partitioner``, imported without what its package imports besides to plot and to download.
+
+    That takes a second in each process, seaborn and SciPy's statistics most of it.
+    """
+    if "flwr_datasets" in sys.modules:
+        return importlib.import_module("flwr_datasets.partitioner")
+    spec = importlib.util.find_spec("flwr_datasets")
+    assert spec is not None
+    # A package that was not executed: its modules are found in it, and import each other as always.
+    sys.modules["flwr_datasets"] = importlib.util.module_from_spec(spec)
+    try:
+        return importlib.import_module("flwr_datasets.partitioner")
+    finally:
+        del sys.modules["flwr_datasets"]
 
 
 def _extreme(labels: npt.NDArray[np.int64], k: int, num_clients: int, seed: int) -> list[Indices]:

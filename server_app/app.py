@@ -1,5 +1,6 @@
 """The ServerApp: from the run config to a run directory with its report."""
 
+import json
 import logging
 import sys
 import time
@@ -13,10 +14,12 @@ from safetensors.numpy import save_file
 
 import data
 from common.config import RunConfig
+from common.durable import digest, write_manifest, write_whole
 from common.errors import ConfigError, FloretError
 from common.extras import require
 from common.flower import find_by_node, is_simulated
 from common.memory import return_freed_memory
+from common.simulation import LocalGrid
 from common.versions import versions
 from results.history import History
 from results.report import client_table, write_report
@@ -59,7 +62,7 @@ def run(grid: Grid, context: Context) -> None:
     require("matplotlib", "server", "the report of a run")
     config, kind, parameters = read_config(context.run_config)
     simulated = is_simulated(grid)
-    if simulated:
+    if simulated and not isinstance(grid, LocalGrid):
         find_by_node(grid)
     check_setup(config, kind, parameters, len(list(grid.get_node_ids())) if simulated else None)
     trackers = Trackers(trackers_of(config))
@@ -74,14 +77,16 @@ def run(grid: Grid, context: Context) -> None:
         federation.gather()
         federation.settled = True
         session = Session(checkpoint.lineage if checkpoint else f"{context.run_id:016x}")
-        if simulated and config.checkpoint_every:
+        if simulated and config.checkpoint_every and not isinstance(grid, LocalGrid):
             session.directory = str(directory.clients)
+        if simulated and checkpoint:
+            _bring_back(grid, directory, checkpoint, config)
         shape, classes = federation.input_shape, federation.num_classes
         strategy = build_strategy(config, kind, parameters, shape, classes, roster=federation.roster, session=session)
         if checkpoint:
             restore(strategy, checkpoint)
         else:
-            checkpoint = checkpoint_of(0, strategy.initial_arrays(), strategy, federation, 0.0)
+            checkpoint = checkpoint_of(0, strategy.initial_arrays(), strategy, federation, 0.0, {})
             if config.checkpoint_every:
                 checkpoints.write(checkpoint)
 
@@ -133,6 +138,23 @@ def _resume(directory: RunDirectory, checkpoints: Checkpoints, federation: Feder
     federation.restore(checkpoint.about, checkpoint.clients)
     log.info("Resuming %s after round %d", directory.path, checkpoint.round)
     return checkpoint
+
+
+def _bring_back(grid: Grid, directory: RunDirectory, checkpoint: Checkpoint, config: RunConfig) -> None:
+    """Give the clients of a simulation what they kept when ``checkpoint`` was written, by whichever engine."""
+    if isinstance(grid, LocalGrid):
+        resumed = (*checkpoint.resumed, checkpoint.round)
+        grid.adopt(directory.clients, checkpoint.lineage, checkpoint.round, resumed)
+        grid.restore(checkpoint.states)
+        return
+    # On Ray clients keep versions in files: the state becomes the newest one.
+    for name, state in checkpoint.states.items():
+        folder = directory.clients / config.federation / config.method / name
+        folder.mkdir(parents=True, exist_ok=True)
+        number = 1 + max((int(path.stem) for path in folder.glob("[0-9]*.json")), default=0)
+        about = json.loads(state.manifest) | {"bytes": len(state.tensors), "sha256": digest(state.tensors)}
+        write_whole(folder / f"{number:08d}.safetensors", state.tensors, sync=False)
+        write_manifest(folder / f"{number:08d}.json", about, sync=False)
 
 
 def _about(federation: Federation, simulated: bool) -> dict[str, Any]:

@@ -1,14 +1,17 @@
 """Checkpoints of the server: what a run needs to go on from a round as if nothing had happened.
 
 A checkpoint is a manifest, ``round-<n>.json``, and files of tensors that it names with their checksums: the global ones
-and the strategy's own in ``round-<n>.safetensors``, what clients sent last in ``mail-<n>.safetensors``, one for each
-checkpoint with what came since the one before; a file stays as long as a manifest names it.
+and the strategy's own in ``round-<n>.safetensors``; what clients sent last in ``mail-<n>.safetensors``; in a run of the
+local engine, what its clients keep in ``states-<n>.safetensors``. Of the last two, each checkpoint writes what came
+since the one before; a file stays as long as a manifest names it.
 
 Random numbers need no state: every generator is derived from the seed, its purpose and the round.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +21,18 @@ from safetensors.numpy import load, save
 from common.durable import DamagedError, digest, read_checked, read_manifest, write_manifest, write_whole
 from common.errors import FloretError
 from common.names import without_prefix
+from common.simulation import KeptState
 from common.tensors import NamedArrays
 from strategies.core import Client
 
 GLOBAL, STRATEGY = "global/", "strategy/"
 KEPT = 2
-# The files of mail may take so many times what is alive in them; beyond that all of it is written anew.
+# What there is of each client beside the manifest.
+_KINDS = ("mail", "states")
+# The files of mail, or of states, may take so many times what is alive in them; beyond that all of it is written anew.
 _LOOSE = 2.0
+# Bytes of tensors that a file of mail or of states begins another one after.
+_FULL = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class Checkpoint:
 
     ``arrays`` are the global tensors, ``strategy`` what the strategy remembers besides, ``mail`` what each client sent
     last if the method keeps it, ``about`` what the federation's data have in common, ``seconds`` how long the run has
-    taken.
+    taken, ``states`` what clients keep if the server keeps it for them.
     """
 
     round: int
@@ -53,6 +61,7 @@ class Checkpoint:
     clients: list[Client]
     about: dict[str, Any]
     seconds: float
+    states: Mapping[str, KeptState] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,7 @@ class _File:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the mail of a client is: in which file, from which round, how many bytes of tensors."""
+    """Where mail or state of a client is: in which file, from which round, how many bytes of tensors."""
 
     file: _File
     round: int
@@ -78,8 +87,8 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        # Where the mail is of the checkpoint that was written or read last.
-        self._places: dict[str, _Place] = {}
+        # Where mail and states are of the checkpoint that was written or read last.
+        self._places: dict[str, dict[str, _Place]] = {kind: {} for kind in _KINDS}
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Write what changed since the last checkpoint and a manifest, and remove all but the last two checkpoints.
@@ -93,8 +102,10 @@ class Checkpoints:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             file = self._write_tensors(f"{stem}.safetensors", tensors)
-            self._places = self._write_mail(checkpoint)
-            files = {place.file.name: asdict(place.file) for place in self._places.values()}
+            for kind, boxes in (("mail", checkpoint.mail), ("states", _boxes_of(checkpoint.states))):
+                self._places[kind] = self._write_boxes(kind, checkpoint.round, boxes)
+            places = [place for found in self._places.values() for place in found.values()]
+            files = {place.file.name: asdict(place.file) for place in places}
             manifest = {
                 "round": checkpoint.round,
                 "lineage": checkpoint.lineage,
@@ -105,7 +116,10 @@ class Checkpoints:
                 "bytes": file.bytes,
                 "sha256": file.sha256,
                 "files": list(files.values()),
-                "mail": {client: [p.file.name, p.round, p.size] for client, p in self._places.items()},
+                **{
+                    kind: {client: [p.file.name, p.round, p.size] for client, p in found.items()}
+                    for kind, found in self._places.items()
+                },
             }
             write_manifest(self._folder / f"{stem}.json", manifest)
             self._remove_old()
@@ -137,7 +151,8 @@ class Checkpoints:
         try:
             own = _File(f"{manifest.stem}.safetensors", content["bytes"], content["sha256"])
             tensors = self._read_tensors(own)
-            mail, places = self._read_mail(content)
+            mail, places = self._read_boxes("mail", content)
+            kept, places_of_states = self._read_boxes("states", content)
             strategy = without_prefix(tensors, STRATEGY)
             if "mail" not in content:  # written before mail had files of its own: it was the strategy's
                 mail, strategy = _mail_of(strategy, content["round"]), {}
@@ -151,18 +166,19 @@ class Checkpoints:
                 clients=[Client(**client) for client in content["clients"]],
                 about=content["about"],
                 seconds=content["seconds"],
+                states={client: _state_of(box) for client, box in kept.items()},
             )
             wrong = _wrong_with(checkpoint)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise DamagedError(f"{manifest} is damaged: it is not a manifest of a checkpoint") from error
         if wrong:
             raise DamagedError(f"{manifest} is damaged: {wrong}")
-        self._places = places
+        self._places = {"mail": places, "states": places_of_states}
         return checkpoint
 
-    def _write_tensors(self, name: str, tensors: NamedArrays) -> _File:
+    def _write_tensors(self, name: str, tensors: NamedArrays, *, sync: bool = True) -> _File:
         content = save(tensors)
-        write_whole(self._folder / name, content)
+        write_whole(self._folder / name, content, sync=sync)
         return _File(name, len(content), digest(content))
 
     def _read_tensors(self, file: _File) -> NamedArrays:
@@ -175,26 +191,33 @@ class Checkpoints:
         except Exception as error:  # the checksum is right, and what was written with it is no file of tensors
             raise DamagedError(f"{path} is damaged: it is not a file of tensors") from error
 
-    def _write_mail(self, checkpoint: Checkpoint) -> dict[str, _Place]:
-        """Write the mail that no file has yet; return where all of it is."""
-        old = self._places
-        places = {c: old[c] for c, mail in checkpoint.mail.items() if c in old and old[c].round == mail.round}
+    def _write_boxes(self, kind: str, server_round: int, boxes: Mapping[str, Mail]) -> dict[str, _Place]:
+        """Write the mail, or the states, that no file has yet; return where all of it is."""
+        old = self._places[kind]
+        places = {c: old[c] for c, box in boxes.items() if c in old and old[c].round == box.round}
         taken = sum(file.bytes for file in {place.file for place in places.values()})
         if taken > _LOOSE * sum(place.size for place in places.values()):
             places = {}
-        new = {client: mail.tensors() for client, mail in checkpoint.mail.items() if client not in places}
-        if new:
-            flat = {f"{client}/{name}": array for client, arrays in new.items() for name, array in arrays.items()}
-            file = self._write_tensors(f"mail-{checkpoint.round:06d}.safetensors", flat)
-            for client, arrays in new.items():
-                size = sum(array.nbytes for array in arrays.values())
-                places[client] = _Place(file, checkpoint.mail[client].round, size)
+        missing = [client for client in boxes if client not in places]
+        while missing:
+            flat: NamedArrays = {}
+            sizes: dict[str, int] = {}
+            while missing and sum(sizes.values()) < _FULL:
+                client = missing.pop()
+                arrays = boxes[client].tensors()
+                flat |= {f"{client}/{name}": array for name, array in arrays.items()}
+                sizes[client] = sum(array.nbytes for array in arrays.values())
+            part = f"-{len(missing)}" if missing else ""
+            # What a simulation's clients keep was never worth the wait for the disk; see ``client_app.state``.
+            file = self._write_tensors(f"{kind}-{server_round:06d}{part}.safetensors", flat, sync=kind == "mail")
+            places |= {client: _Place(file, boxes[client].round, size) for client, size in sizes.items()}
         return places
 
-    def _read_mail(self, manifest: Mapping[str, Any]) -> tuple[dict[str, Mail], dict[str, _Place]]:
+    def _read_boxes(self, kind: str, manifest: Mapping[str, Any]) -> tuple[dict[str, Mail], dict[str, _Place]]:
         files = {item["name"]: _File(**item) for item in manifest.get("files", [])}
-        boxes = {name: _mail_of(self._read_tensors(file), 0) for name, file in files.items()}
-        places = {c: _Place(files[name], sent, size) for c, (name, sent, size) in manifest.get("mail", {}).items()}
+        places = {c: _Place(files[name], sent, size) for c, (name, sent, size) in manifest.get(kind, {}).items()}
+        needed = {place.file.name: place.file for place in places.values()}
+        boxes = {name: _mail_of(self._read_tensors(file), 0) for name, file in needed.items()}
         return {c: Mail(place.round, boxes[place.file.name][c].tensors) for c, place in places.items()}, places
 
     def _manifests(self) -> Iterator[Path]:
@@ -202,7 +225,7 @@ class Checkpoints:
 
     def _remove_old(self) -> None:
         """Remove all but the last manifests, then the files that none names any more."""
-        needed = {place.file.name for place in self._places.values()}
+        needed = {place.file.name for places in self._places.values() for place in places.values()}
         for age, manifest in enumerate(self._manifests()):
             if age >= KEPT:
                 manifest.unlink()
@@ -212,14 +235,16 @@ class Checkpoints:
                 needed |= {item["name"] for item in read_manifest(manifest).get("files", [])}
             except (DamagedError, KeyError, TypeError):
                 continue  # it will be passed over, so nothing is kept for it
-        for file in [*self._folder.glob("round-*.safetensors"), *self._folder.glob("mail-*.safetensors")]:
-            if file.name not in needed:
-                file.unlink()
+        for kind in ("round", *_KINDS):
+            for file in self._folder.glob(f"{kind}-*.safetensors"):
+                if file.name not in needed:
+                    file.unlink()
 
 
 def _wrong_with(checkpoint: Checkpoint) -> str:
     """Return why no run can go on from a checkpoint whose checksums are right; an empty text if it can."""
-    counts = (checkpoint.round, *checkpoint.resumed, *(mail.round for mail in checkpoint.mail.values()))
+    boxes: list[Mail | KeptState] = [*checkpoint.mail.values(), *checkpoint.states.values()]
+    counts = (checkpoint.round, *checkpoint.resumed, *(box.round for box in boxes))
     if not all(type(count) is int and 0 <= count < 2**31 for count in counts):
         return "it has a round that is none"
     if not (isinstance(checkpoint.lineage, str) and isinstance(checkpoint.about, dict)):
@@ -244,3 +269,26 @@ def _mail_of(tensors: NamedArrays, server_round: int) -> dict[str, Mail]:
         client, _, name = key.rpartition("/")
         boxes.setdefault(client, {})[name] = array
     return {client: Mail(server_round, lambda box=box: box) for client, box in boxes.items()}  # type: ignore[misc]
+
+
+def _boxes_of(states: Mapping[str, KeptState]) -> dict[str, Mail]:
+    """Return states as boxes of two tensors of bytes."""
+
+    def tensors(state: KeptState) -> NamedArrays:
+        parts = {"manifest": state.manifest, "tensors": state.tensors}
+        return {name: np.frombuffer(content, np.uint8) for name, content in parts.items()}
+
+    return {client: Mail(state.round, partial(tensors, state)) for client, state in states.items()}
+
+
+def _state_of(box: Mail) -> KeptState:
+    """Return the state that ``_boxes_of`` made a box of.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is something else.
+    """
+    arrays = box.tensors()
+    manifest, tensors = (arrays[name].tobytes() for name in ("manifest", "tensors"))
+    if not isinstance(json.loads(manifest), dict):
+        raise TypeError("a manifest that is no table")
+    return KeptState(box.round, manifest, tensors)

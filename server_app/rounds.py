@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import median
 from typing import Any
@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from common.names import without_prefix
+from common.simulation import KeptState, LocalGrid
 from common.wire import to_record, views
 from results.history import SPLITS, ClientRound, Note, Refusal, Round, Scores, Traffic, evaluates_all
 from results.rundir import RunDirectory
@@ -75,7 +76,8 @@ def run_rounds(
         history.append(line)
         if config.checkpoint_every and (server_round % config.checkpoint_every == 0 or last):
             seconds = time.perf_counter() - begun
-            checkpoints.write(checkpoint_of(server_round, views(arrays), strategy, federation, seconds))
+            kept = grid.states() if isinstance(grid, LocalGrid) else {}
+            checkpoints.write(checkpoint_of(server_round, views(arrays), strategy, federation, seconds, kept))
             strategy.session.checkpointed = server_round
         # After the checkpoint: a round that is run again cannot be deleted from every tracker.
         trackers.round(line)
@@ -85,9 +87,17 @@ def run_rounds(
 
 
 def checkpoint_of(
-    server_round: int, arrays: dict[str, Any], strategy: FloretStrategy, federation: Federation, seconds: float
+    server_round: int,
+    arrays: dict[str, Any],
+    strategy: FloretStrategy,
+    federation: Federation,
+    seconds: float,
+    states: Mapping[str, KeptState],
 ) -> Checkpoint:
-    """Return the server as it is after ``server_round``, ``seconds`` into the run."""
+    """Return the server as it is after ``server_round``, ``seconds`` into the run.
+
+    ``states`` are what clients keep if the grid keeps it for them.
+    """
     return Checkpoint(
         round=server_round,
         lineage=strategy.session.lineage,
@@ -101,6 +111,7 @@ def checkpoint_of(
         clients=list(federation.roster),
         about=federation.about(),
         seconds=seconds,
+        states=states,
     )
 
 

@@ -9,7 +9,8 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from client_app.app import Request, app
 from client_app.state import FileStore
-from common.flower import in_simulation, pack_message, unpack_message
+from common.flower import pack_message, unpack_message
+from common.simulation import in_simulation
 from tests.harness import ROOT, LocalGrid, run_config
 
 PUBLIC = {"flwr.app", "flwr.client", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}

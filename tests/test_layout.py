@@ -20,6 +20,7 @@ IMPORTS = {
     "strategies": {"models"},
     "client_app": {"models", "data", "strategies"},
     "server_app": {"data", "models", "results", "strategies"},
+    "engine": {"client_app", "data", "server_app"},
 }
 
 

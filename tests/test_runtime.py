@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from client_app.app import Request
-from client_app.runtime import device_of, given_cpus, use_threads
+from client_app.runtime import device_of, use_threads
 from client_app.state import ClientState, ContextStore, FileStore
 from common.config import RunConfig, read_keys
 from common.errors import ConfigError, FloretError
-from common.flower import in_simulation
 from common.sgd import Sgd
+from common.simulation import given_cpus, in_simulation
 from server_app.app import export
 from server_app.federation import Federation
 from strategies.core import Client

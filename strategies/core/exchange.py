@@ -8,7 +8,8 @@ from itertools import islice
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from common.flower import answer_to, in_simulation, is_simulated
+from common.flower import answer_to, is_simulated
+from common.simulation import LocalGrid, all_cpus
 
 # Messages in flight at a time in simulation: at least, and for each CPU. Flower's engine scans all of them for each one
 # that it hands out, so few are better; but it does so only every 0.1 s, so they must last that long.
@@ -17,11 +18,7 @@ _LEAST, _FOR_A_CPU = 64, 4
 
 def in_flight() -> int:
     """Return how many messages are in flight at a time in a simulation, by the CPUs of its whole Ray cluster."""
-    if not in_simulation():
-        return _LEAST
-    import ray
-
-    return max(_LEAST, _FOR_A_CPU * int(ray.cluster_resources().get("CPU", 0)))
+    return max(_LEAST, _FOR_A_CPU * all_cpus())
 
 
 def send_and_receive(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterator[Message]:
@@ -39,6 +36,7 @@ def send_and_receive(grid: Grid, messages: Iterable[Message], timeout: float) ->
     """
     simulated = is_simulated(grid)
     pause, ahead = (0.01, in_flight()) if simulated else (0.1, None)
+    wait = grid.wait if isinstance(grid, LocalGrid) else time.sleep
     deadline = time.monotonic() + timeout
     unsent = iter(messages)
     sent = _push(grid, islice(unsent, ahead))
@@ -53,7 +51,7 @@ def send_and_receive(grid: Grid, messages: Iterable[Message], timeout: float) ->
             del reply
             if arrived or late:
                 break
-            time.sleep(pause)
+            wait(pause)
         if time.monotonic() < deadline:
             sent += _push(grid, islice(unsent, 1))
 

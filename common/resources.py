@@ -1,0 +1,89 @@
+"""The processes of a run of the local engine: how many clients share how many workers, and what each may use."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from common.errors import ConfigError
+from common.run_config import PAIR
+from common.simulation import own_cpus
+
+# The keys of a federation config, as Flower names them, with their defaults: clients, CPUs and GPUs of each client,
+# CPUs and GPUs of all together (0: those of the machine).
+_KEYS = {
+    "num-supernodes": 10.0,
+    "client-resources-num-cpus": 1.0,
+    "client-resources-num-gpus": 0.0,
+    "init-args-num-cpus": 0.0,
+    "init-args-num-gpus": 0.0,
+}
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The processes that clients share.
+
+    Attributes:
+        clients: how many there are.
+        workers: how many of them are trained at a time, each in a process.
+        cpus: of each worker.
+        gpus: of each worker, the numbers of those that it sees.
+    """
+
+    clients: int
+    workers: int
+    cpus: int
+    gpus: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> Self:
+        """Return those of ``--federation-config`` texts, with the keys that Flower's simulation has.
+
+        Unlike there, a client gets one CPU if nothing is said. A client that gets a part of a GPU shares it.
+
+        Raises:
+            ConfigError: a key is not known, or its value cannot be used on this machine.
+        """
+        said = dict(_KEYS)
+        for key, value in PAIR.findall(" ".join(texts)):
+            name = key.replace("_", "-").removeprefix("options-")
+            if name not in _KEYS:
+                raise ConfigError(f"--federation-config {key}: the local engine knows {', '.join(_KEYS)}")
+            try:
+                said[name] = float(value.strip("'\""))
+            except ValueError as error:
+                raise ConfigError(f"--federation-config {key}={value}: must be a number") from error
+            if not 0 <= said[name] < 1e6 or (said[name] % 1 and not name.endswith("client-resources-num-gpus")):
+                raise ConfigError(f"--federation-config {key}={value}: must be a whole number that is not negative")
+        clients, cpus = int(said["num-supernodes"]), int(said["client-resources-num-cpus"])
+        for key, number in (("num-supernodes", clients), ("client-resources-num-cpus", cpus)):
+            if number < 1:
+                raise ConfigError(f"--federation-config {key}={number}: must be at least 1")
+        workers = max(1, (int(said["init-args-num-cpus"]) or own_cpus()) // cpus)
+        share = said["client-resources-num-gpus"]
+        if not share:
+            workers = min(workers, clients)
+            return cls(clients, workers, cpus, ((),) * workers)
+        places = _gpus(share, int(said["init-args-num-gpus"]) or _count_gpus())[: min(workers, clients)]
+        return cls(clients, len(places), cpus, tuple(places))
+
+
+def _count_gpus() -> int:
+    # It asks the driver's library and leaves CUDA alone: what has used CUDA cannot be forked.
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _gpus(share: float, gpus: int) -> list[tuple[int, ...]]:
+    """Return the GPUs of each worker that has room when a client takes ``share`` of one, or so many."""
+    if share > gpus:
+        raise ConfigError(f"--federation-config client-resources-num-gpus={share:g}: this machine has {gpus}")
+    if share <= 1:
+        # In turn, so that few workers do not share one GPU while others idle.
+        return [(gpu,) for _ in range(math.floor(1 / share)) for gpu in range(gpus)]
+    if share % 1:
+        raise ConfigError(f"--federation-config client-resources-num-gpus={share:g}: above 1 it must be a whole number")
+    each = int(share)
+    return [tuple(range(start, start + each)) for start in range(0, gpus - each + 1, each)]

@@ -1,0 +1,40 @@
+"""Run federations one after another in the same warm process, for ``results.runs``.
+
+Each line of the input is a job as JSON: ``values`` (the whole run config), ``federation`` (texts of
+``--federation-config``) and ``log`` (where the run's log goes). Each is answered by a line with the exit code.
+"""
+
+import json
+import logging
+import os
+import sys
+
+from common.errors import FloretError
+from engine.plan import Plan
+from engine.supervisor import WRONG, prepare, run
+
+log = logging.getLogger("flwr")
+
+
+def main() -> None:
+    """Run the jobs of the standard input to its end."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    for line in sys.stdin:
+        job = json.loads(line)
+        file = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        os.close(file)
+        try:
+            plan = Plan.of(job["values"], job["federation"])
+            prepare(plan)
+        except FloretError as error:
+            log.error("%s", error)
+            code = WRONG
+        else:
+            code = run(plan)
+        answers.write(f"{code}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What a run of the local engine shows while it goes on: a bar on a terminal, the log's lines everywhere."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+log = logging.getLogger("flwr")
+
+
+class Progress(Protocol):
+    """Is told how many of a round's messages are answered."""
+
+    def __call__(self, group: str, sent: int, answered: int) -> None:
+        """Take in that of the round ``group`` so many messages were sent and answered."""
+
+
+def _ignored(group: str, sent: int, answered: int) -> None:
+    """Show nothing: the log has a line for each round."""
+
+
+@contextmanager
+def display(rounds: int, clients: int) -> Iterator[Progress]:
+    """Show the run's progress below its log on a terminal; elsewhere the log's lines are all there is.
+
+    Args:
+        rounds: of the run.
+        clients: of the federation.
+    """
+    if not sys.stderr.isatty():
+        yield _ignored
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    columns = [TextColumn("{task.description}"), BarColumn(bar_width=32), TimeElapsedColumn(), TimeRemainingColumn()]
+    before = log.handlers
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(f"{clients} clients join", total=rounds)
+
+        def show(group: str, sent: int, answered: int) -> None:
+            done = int(group) - 1 + answered / max(sent, 1)
+            bar.update(task, completed=done, description=f"round {group}/{rounds}, {answered} clients")
+
+        log.handlers = [_Above(console)]
+        try:
+            yield show
+        finally:
+            log.handlers = before
+
+
+class _Above(logging.Handler):
+    """Prints lines above the bar."""
+
+    def __init__(self, console: object) -> None:
+        super().__init__()
+        self._print = console.print  # type: ignore[attr-defined]
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a line."""
+        level = "" if record.levelno <= logging.INFO else f"{record.levelname}: "
+        self._print(f"{level}{self.format(record)}", markup=False)

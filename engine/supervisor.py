@@ -1,0 +1,190 @@
+"""The process that has imported everything: it forks the server's process and the workers, and replaces those that end.
+
+It has one thread, so that a fork is whole, and never uses CUDA, which does not survive a fork.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
+from types import FrameType
+from typing import NoReturn
+
+import torch
+from flwr.app import Context, RecordDict
+
+import data
+from common.errors import FloretError
+from engine.display import display
+from engine.grid import EngineGrid
+from engine.plan import Plan
+from engine.worker import work
+from server_app.app import run as run_server
+from server_app.settings import read_config
+from server_app.setup import check_setup
+
+log = logging.getLogger("flwr")
+
+# Exit codes: the user can correct it; something failed; as a shell has it of a process that was interrupted.
+WRONG, FAILED, INTERRUPTED = 2, 1, 130
+# A worker that ends so soon did nothing; after so many of them in turn the run is given up.
+_SOON, _GIVE_UP = 1.0, 10
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
+
+
+class StoppedError(BaseException):
+    """The run was told to stop."""
+
+
+def prepare(plan: Plan) -> None:
+    """Check a run, and read its data so that all processes share them.
+
+    Raises:
+        FloretError: it cannot be run.
+    """
+    torch.set_num_threads(1)
+    config, kind, parameters = read_config(plan.values)
+    check_setup(config, kind, parameters, plan.resources.clients)
+    data.load_client(config, 0, plan.resources.clients)
+
+
+def run(plan: Plan) -> int:
+    """Run a federation that ``prepare`` has accepted, to its end; return an exit code.
+
+    At SIGINT or SIGTERM the server's process stops in good order; at the second one everything ends at once. If this
+    process is killed, its forks end with it (on Linux).
+    """
+    own, control = Pipe()
+    server = _fork(lambda: _serve(plan, control), close=[own])
+    control.close()
+    asked = 0
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked += 1
+        os.kill(server, signal.SIGTERM if asked == 1 else signal.SIGKILL)
+
+    before = [(number, signal.signal(number, stop)) for number in (signal.SIGINT, signal.SIGTERM)]
+    workers: dict[int, int] = {}
+    try:
+        return _watch(plan, own, server, workers)
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+        own.close()
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+        for pid in workers:
+            os.waitpid(pid, 0)
+
+
+def _watch(plan: Plan, own: Connection, server: int, workers: dict[int, int]) -> int:
+    """Keep ``workers`` complete, by process id the slot of each, until the server's process ends; return its code."""
+    for slot in range(plan.resources.workers):
+        _start_worker(plan, own, server, workers, slot, "")
+    started, soon = time.monotonic(), 0
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        code = os.waitstatus_to_exitcode(status)
+        if pid == server:
+            return code if code >= 0 else 128 - code
+        if pid not in workers:
+            continue
+        slot = workers.pop(pid)
+        soon = soon + 1 if time.monotonic() - started < _SOON else 0
+        started = time.monotonic()
+        if soon >= _GIVE_UP:
+            log.error("The workers of the local engine end as soon as they start (%s)", _how(code))
+            os.kill(server, signal.SIGKILL)
+            os.waitpid(server, 0)
+            return FAILED
+        _start_worker(plan, own, server, workers, slot, _how(code))
+
+
+def _start_worker(plan: Plan, own: Connection, server: int, workers: dict[int, int], slot: int, why: str) -> None:
+    """Start a worker, and tell the server's process how to reach it and why the one before it ended."""
+    near, far = Pipe()
+    pid = _fork(lambda: work(far, plan, slot), close=[own, near])
+    workers[pid] = slot
+    try:
+        own.send((slot, pid, why))
+        send_handle(own, near.fileno(), server)
+    except OSError:
+        pass  # the server's process has just ended, which is seen next
+    near.close()
+    far.close()
+
+
+def _fork(function: Callable[[], int | None], close: list[Connection]) -> int:
+    """Run ``function`` in a fork of this process that closes these connections and then ends; return its id."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if not pid:
+        _live(function, parent, close)
+    return pid
+
+
+def _live(function: Callable[[], int | None], parent: int, close: list[Connection]) -> NoReturn:
+    code = FAILED
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor sees to it
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _end_with(parent)
+        for connection in close:
+            connection.close()
+        code = function() or 0
+    except BaseException:  # nothing of the parent's may run in its fork
+        traceback.print_exc()
+    end(code)
+
+
+def end(code: int) -> NoReturn:
+    """End this process without what Python does at its end: a fork has no part in it, and it takes a second."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _end_with(parent: int) -> None:
+    """Have this process killed when its parent ends, where the system can do that."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        end(FAILED)
+
+
+def _serve(plan: Plan, control: Connection) -> int:
+    """Run the ServerApp; return an exit code."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise StoppedError
+
+    signal.signal(signal.SIGTERM, stop)
+    context = Context(run_id=plan.run_id, node_id=0, node_config={}, state=RecordDict(), run_config=dict(plan.values))
+    with display(int(plan.values["rounds"]), plan.resources.clients) as progress:
+        try:
+            run_server(EngineGrid(plan, control, progress), context)
+        except FloretError as error:
+            log.error("%s", error)
+            return WRONG
+        except StoppedError:
+            again = '; resume="latest" goes on from its last checkpoint' if plan.values["checkpoint-every"] else ""
+            log.error("The run was stopped%s", again)
+            return INTERRUPTED
+    return 0
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        return f"signal {-code}{', out of memory?' if code == -signal.SIGKILL else ''}"
+    return f"exit code {code}"
