@@ -3,7 +3,7 @@
 import logging
 import math
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from safetensors.torch import save_file
 
 from client_app.audit import Audit
-from client_app.client import MODEL, ClientSetting, FloretClient
+from client_app.client import MODEL, ClientSetting, FloretClient, Resident
 from client_app.keeping import Quota
 from client_app.policy import Outgoing, Policy, PolicyError, setup_of
 from client_app.runtime import device_of, enter_app_folder, use_threads
@@ -26,7 +26,7 @@ from common.filters import ClientFilters
 from common.home import floret_home
 from common.names import without_prefix
 from common.registry import load_class
-from common.simulation import in_simulation
+from common.simulation import in_local_engine, in_simulation
 from common.wire import find_record, pack, to_record
 from data import ClientData, Cut, load_client, load_own
 from strategies import METHODS
@@ -37,6 +37,19 @@ app = ClientApp()
 log = logging.getLogger("flwr")
 
 Handler = Callable[["Request"], RecordDict]
+# What a process of the local engine keeps from client to client.
+_resident = Resident()
+# The run config that was read last, by what it was read from: in a simulation every message brings the same.
+_read: dict[str, RunConfig] = {}
+
+
+def _run_config(values: Mapping[str, Any]) -> RunConfig:
+    said = repr(values)
+    if said not in _read:
+        config = read_keys(RunConfig, values)
+        _read.clear()
+        _read[said] = config
+    return _read[said]
 
 
 class Request:
@@ -64,7 +77,7 @@ class Request:
         Raises:
             ConfigError: a key is not what it must be, or the method is none; before anything is made in its name.
         """
-        config, node = read_keys(RunConfig, self.context.run_config), self.context.node_config
+        config, node = _run_config(self.context.run_config), self.context.node_config
         wrong = one_of(config.method, METHODS)
         if wrong:
             raise ConfigError(f"method = {config.method!r:.60}: {wrong}")
@@ -222,6 +235,7 @@ class Request:
             device=device_of(config.device),
             filters=self.filters(),
             seed=self.own_seed,
+            resident=_resident if in_local_engine() else None,
         )
         return load_class("client_app.methods", config.method, FloretClient)(setting)
 

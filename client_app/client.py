@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -64,6 +64,8 @@ class ClientSetting:
         device: where it computes.
         filters: what passes them is what it sends and what it receives.
         seed: orders its batches; None for the run's.
+        resident: the model of the client before, in a process that serves many in turn; None where a client has one of
+            its own.
     """
 
     name: str
@@ -75,6 +77,7 @@ class ClientSetting:
     device: torch.device
     filters: ClientFilters = field(default_factory=ClientFilters)
     seed: int | None = None
+    resident: "Resident | None" = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,48 @@ class Phase:
     momentum: float | None = None
     weight_decay: float | None = None
     after_step: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What both halves know of a run, and what follows from it.
+
+    Attributes:
+        setup: with the model.
+        tensors: those of the model by name; they change with it.
+        uplink, downlink: what travels, as the method declares it.
+        shared: names of the tensors of model and networks that travel.
+    """
+
+    setup: Setup
+    tensors: dict[str, Tensor]
+    uplink: Specs
+    downlink: Specs
+    shared: list[str]
+
+    @classmethod
+    def of(cls, setup: Setup, method: type[Method]) -> Self:
+        """Return what follows from ``setup``."""
+        shared = [*setup.tensor_names(method.shares), *method.shared_networks(setup)]
+        return cls(setup, setup.model.state_dict(), method.uplink(setup), method.downlink(setup), shared)
+
+
+class Resident:
+    """Keeps a model and what follows from it for the next client that has the same one, in a process with many clients.
+
+    To build them takes longer than a small client's round. Only one client at a time may have them.
+    """
+
+    def __init__(self) -> None:
+        self._key: tuple[Any, ...] = ()
+        self._agreed: Agreed | None = None
+
+    def get(self, key: tuple[Any, ...], make: Callable[[], Agreed]) -> Agreed:
+        """Return what was made for ``key``, with a model whose values are those of another client."""
+        if self._agreed is None or self._key != key:
+            self._key, self._agreed = key, make()
+        self._agreed.setup.model.requires_grad_(True).zero_grad()
+        return self._agreed
 
 
 class FloretClient(NumPyClient):
@@ -122,6 +167,7 @@ class FloretClient(NumPyClient):
         self.config = setting.config
         self.parameters = setting.parameters
         self.device = setting.device
+        self._agreed: Agreed
         self._type = training_type(setting.config.precision, setting.device)
         self.setup: Setup
         self.model: SplitModel
@@ -150,11 +196,8 @@ class FloretClient(NumPyClient):
         self.order = torch_generator(seed, "batches", self.setting.name, config["round"])
         kept = self.setting.state.load()
         own = without_prefix(kept, MODEL)
-        # What the state overwrites needs no initial weights: of a large model they take longer than a step.
-        model = (self.new_model(None) if own else self.initial_model()).to(self.device)
-        self.model = model.to(memory_format=torch.channels_last)
-        shape, cut = self.data.input_shape, int(config["head-layers"])
-        self.setup = Setup(self.config, self.parameters, self.model, cut, shape)
+        self._agreed = self._agree(initial=not own)
+        self.setup, self.model = self._agreed.setup, self._agreed.setup.model
         self.networks = {
             name: network.new(self.config.seed, name, self.setting.name).to(self.device)
             for name, network in self.setting.method.networks(self.setup).items()
@@ -163,7 +206,7 @@ class FloretClient(NumPyClient):
         of_networks = {name: memory.pop(name) for name in self._network_tensors() if name in memory}
         try:
             self.load_tensors(own | of_networks)
-            lacking = set(self.model.state_dict()).difference(own)
+            lacking = self._agreed.tensors.keys() - own.keys()
             if own and lacking:
                 raise FloretError(f"it has no tensor {min(lacking)}")
         except FloretError as error:
@@ -179,8 +222,8 @@ class FloretClient(NumPyClient):
         Raises:
             FloretError: one of them is private to the client, not what the method declares, or absurdly large.
         """
-        down = self.setting.method.downlink(self.setup)
-        private = (set(record) & set(self.model.state_dict())) - set(down)
+        down = self._agreed.downlink
+        private = (set(record) & self._agreed.tensors.keys()) - set(down)
         if private:
             raise FloretError(f"the server sent {min(private)}, which {self.config.method} keeps private to the client")
         arrays = unpack(record, down, self.config.wire, whole=False, peers=True)
@@ -189,7 +232,7 @@ class FloretClient(NumPyClient):
 
     def uplink(self) -> Specs:
         """Return what the method declares to send."""
-        return self.setting.method.uplink(self.setup)
+        return self._agreed.uplink
 
     # The three calls of the ClientApp
 
@@ -276,7 +319,7 @@ class FloretClient(NumPyClient):
 
     def upload(self) -> dict[str, Tensor]:
         """Return what is sent to the server, by name: the shared part of the model and the shared networks."""
-        tensors = self.model.state_dict() | self._network_tensors()
+        tensors = self._agreed.tensors | self._network_tensors()
         return {name: tensors[name] for name in self.shared_names()}
 
     def serving(self) -> nn.Module:
@@ -287,8 +330,7 @@ class FloretClient(NumPyClient):
 
     def shared_names(self) -> list[str]:
         """Return the names of the tensors of model and networks that travel."""
-        method = self.setting.method
-        return [*self.setup.tensor_names(method.shares), *method.shared_networks(self.setup)]
+        return self._agreed.shared
 
     def peers(self) -> dict[int, dict[str, Tensor]]:
         """Return the tensors of peers that arrived: those called ``<i>.<name>`` by i and name."""
@@ -446,14 +488,16 @@ class FloretClient(NumPyClient):
 
     def accuracy(self, split: Split) -> float:
         """Return the fraction of ``split`` whose class has the highest score, in [0, 1]."""
-        model = self.serving().eval()
+        model = self.serving()
+        if model.training:  # to go through all modules takes longer than a small batch
+            model.eval()
         with torch.no_grad():
             right = sum((model(batch.x).argmax(1) == batch.y).sum() for batch in passes(split))
         return float(right) / len(split)
 
     def copy_tensors(self) -> dict[str, Tensor]:
         """Return copies of the model's tensors by name; those of ``state_dict`` change with the model."""
-        return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        return {name: tensor.clone() for name, tensor in self._agreed.tensors.items()}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Copy ``tensors`` into the model and the other networks by name.
@@ -461,7 +505,7 @@ class FloretClient(NumPyClient):
         Raises:
             FloretError: a tensor has another shape than the model's, or the model has none of its name.
         """
-        own = self.model.state_dict() | self._network_tensors()
+        own = self._agreed.tensors | self._network_tensors()
         for name, tensor in tensors.items():
             if name not in own or own[name].shape != tensor.shape:
                 have = tuple(own[name].shape) if name in own else "none"
@@ -482,6 +526,25 @@ class FloretClient(NumPyClient):
             output, maps = self.model.extractor.stages(batch.x)
         detached = replace(batch, stages=(output.detach(), [m.detach() for m in maps]))
         return [*[detached] * (phases - 1), replace(batch, stages=(output, maps))]
+
+    def _agree(self, *, initial: bool) -> Agreed:
+        """Return the model, ``initial`` or with any values, and what follows from it."""
+        config, shape, cut = self.config, self.data.input_shape, int(self.message["head-layers"])
+
+        def make(model: SplitModel) -> Agreed:
+            model = model.to(self.device).to(memory_format=torch.channels_last)
+            return Agreed.of(Setup(config, self.parameters, model, cut, shape), self.setting.method)
+
+        resident = self.setting.resident
+        if resident is None:
+            # What the state overwrites needs no initial weights: of a large model they take longer than a step.
+            return make(self.initial_model() if initial else self.new_model(None))
+        key = (config, self.parameters, shape, self.message["num-classes"], cut, self.device)
+        agreed = resident.get(key, lambda: make(self.new_model(None)))
+        if initial:
+            for name, tensor in self.initial_model().state_dict().items():
+                agreed.tensors[name].copy_(tensor)
+        return agreed
 
     def initial_model(self) -> SplitModel:
         """Return the model before the first round: the same weights as the server's and every other client's.
@@ -514,7 +577,7 @@ class FloretClient(NumPyClient):
         return {f"{n}.{name}": t for n, module in self.networks.items() for name, t in module.state_dict().items()}
 
     def _personal(self) -> dict[str, Tensor]:
-        model = {MODEL + name: tensor for name, tensor in self.model.state_dict().items()}
+        model = {MODEL + name: tensor for name, tensor in self._agreed.tensors.items()}
         beside = self._network_tensors() | self.memory
         return model | {MEMORY + name: tensor for name, tensor in beside.items()}
 
@@ -543,7 +606,7 @@ class FloretClient(NumPyClient):
 
         Tensors of peers count by themselves; what the client has nothing like must only be below ``LARGEST``.
         """
-        tensors = self.model.state_dict() | self._network_tensors()
+        tensors = self._agreed.tensors | self._network_tensors()
         own = root_mean_squares({name: tensor.cpu().numpy() for name, tensor in tensors.items()}, {})
         for name, size in ((n, root_mean_squares({n: a}, {})) for n, a in arrays.items()):
             for group, value in size.items():

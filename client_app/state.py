@@ -16,8 +16,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+import numpy as np
 import torch
 from flwr.app import ConfigRecord, RecordDict
+from safetensors.numpy import save as save_arrays
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -468,7 +470,11 @@ class FileStore:
 
 
 def _to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    """Return tensors as safetensors."""
+    if any(tensor.dtype == torch.bfloat16 for tensor in tensors.values()):
+        return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    # Several times faster, but NumPy has no bfloat16.
+    return save_arrays({name: np.asarray(t.detach().cpu().numpy(), order="C") for name, t in tensors.items()})
 
 
 def _manifest_of(version: Version) -> dict[str, Any]:

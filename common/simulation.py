@@ -29,7 +29,12 @@ def in_simulation() -> bool:
     Only two things decide: that Ray was initialised, as Flower's simulation does before a client's code runs, or that
     the local engine made this process. ``floret node`` does neither, and no server can make it.
     """
-    return _cpus > 0 or _on_ray()
+    return in_local_engine() or _on_ray()
+
+
+def in_local_engine() -> bool:
+    """Return whether this process is one of the local engine's."""
+    return _cpus > 0
 
 
 def given_cpus() -> int:

@@ -4,6 +4,7 @@ A Flower ``Array`` says by its ``stype`` how its bytes are to be read: ``numpy.n
 ``floret.bits`` (booleans, eight to a byte) or ``floret.sparse`` (a mask as bits, then the values of its elements).
 """
 
+import io
 import math
 import re
 import sys
@@ -58,7 +59,7 @@ def empty(record: ArrayRecord) -> None:
 
 def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
     """Return a record that holds a dense copy of each array under its name, in the order given."""
-    return ArrayRecord({name: Array(np.asarray(array, order="C")) for name, array in arrays.items()})
+    return ArrayRecord({name: _npy(array) for name, array in arrays.items()})
 
 
 def views(record: ArrayRecord) -> NamedArrays:
@@ -212,10 +213,25 @@ def _packed(name: str, array: np.ndarray, mask: np.ndarray | Array | None, spec:
         return Array("bool", array.shape, BITS, np.packbits(array).tobytes())
     values = _cast(name, array, _type_on_wire(spec, wire))
     if not spec.sparse:
-        return Array(np.asarray(values, order="C"))
+        return _npy(values)
     there = array != 0 if mask is None else np.asarray(mask)
     check_tensor(MASK + name, TensorSpec(spec.shape, "bool"), there.dtype, there.shape)
     return Array(str(values.dtype), array.shape, SPARSE, np.packbits(there).tobytes() + values[there].tobytes())
+
+
+def _npy(array: np.ndarray) -> Array:
+    """Return a dense array with the bytes of an npy file."""
+    return Array(str(array.dtype), array.shape, DENSE, _new_header(array.dtype, array.shape) + array.tobytes("C"))
+
+
+# The same few for every client, and slow to make.
+@lru_cache(maxsize=4096)
+def _new_header(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
+    """Return what stands before the values in an npy file."""
+    file = io.BytesIO()
+    described = np.lib.format.dtype_to_descr(dtype)
+    np.lib.format.write_array_header_1_0(file, {"descr": described, "fortran_order": False, "shape": shape})
+    return file.getvalue()
 
 
 def _cast(name: str, array: np.ndarray, dtype: str) -> np.ndarray:
