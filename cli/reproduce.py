@@ -35,9 +35,16 @@ from common.errors import FloretError
     "--federation-config",
     default="client-resources-num-cpus=1",
     show_default=True,
-    help="Passed on to `flwr run`, after the number of clients.",
+    help="As for `flwr run`, after the number of clients.",
 )
-@click.option("--superlink", default="", help="The SuperLink connection to run on, as for `flwr run`.")
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="local: processes of this machine. ray: `flwr run`, on a SuperLink.",
+)
+@click.option("--superlink", default="", help="With --engine ray, the SuperLink connection to run on.")
 @click.option(
     "--output", "-o", default="reproduced", show_default=True, type=click.Path(path_type=Path), help="Where results go."
 )
@@ -54,6 +61,7 @@ def reproduce(
     extra: str,
     app: Path,
     federation_config: str,
+    engine: str,
     superlink: str,
     output: Path,
 ) -> None:
@@ -65,13 +73,13 @@ def reproduce(
     """
     from common.run_config import parse_run_config
     from results.experiment import Data, Experiment, selected
-    from results.runs import Runs, run_missing
+    from results.runs import Runs, engine_of, run_missing
     from results.tables import ExperimentResults
     from server_app.settings import read_config
     from server_app.setup import check_run
 
     data = Data.of(places, download)
-    runs = Runs(app, output, check_run, superlink)
+    runs = Runs(app, output, check_run, engine_of(engine, app, superlink))
     experiments = [Experiment.read(file) for file in files]
     same = parse_run_config(extra)
     tables = [experiment.planned_runs(range(seeds), scale, data, federation_config, same) for experiment in experiments]

@@ -11,8 +11,15 @@ from common.errors import FloretError
 @click.argument("app", default=".", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--grid", "grids", multiple=True, required=True, metavar="KEY=[...]", help="Values of a key; repeatable.")
 @click.option("--run-config", "-c", default="", help="Keys that are the same in every run, as for `flwr run`.")
-@click.option("--federation-config", default="", help="Passed on to `flwr run`.")
-@click.option("--superlink", default="", help="The SuperLink connection to run on, as for `flwr run`.")
+@click.option("--federation-config", default="", help="As for `flwr run`.")
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="local: processes of this machine. ray: `flwr run`, on a SuperLink.",
+)
+@click.option("--superlink", default="", help="With --engine ray, the SuperLink connection to run on.")
 @click.option("--keep-models", is_flag=True, help="Keep the personal models and checkpoints of each run.")
 @click.option("--output", "-o", required=True, type=click.Path(path_type=Path), help="Where runs and results go.")
 def sweep(
@@ -20,6 +27,7 @@ def sweep(
     grids: tuple[str, ...],
     run_config: str,
     federation_config: str,
+    engine: str,
     superlink: str,
     keep_models: bool,
     output: Path,
@@ -31,12 +39,12 @@ def sweep(
     that was stopped is finished by the same command; a run that fails says so and the rest goes on. The results are
     printed and written to sweep.md, sweep.json and, with a plot, sweep.html.
     """
-    from results.runs import Runs, run_missing
+    from results.runs import Runs, engine_of, run_missing
     from results.sweep import Sweep
     from server_app.settings import read_config
     from server_app.setup import check_run
 
-    runs = Runs(app, output, check_run, superlink)
+    runs = Runs(app, output, check_run, engine_of(engine, app, superlink))
     grid = Sweep.of(grids, run_config, federation_config)
     jobs = grid.jobs()
     for job in jobs:

@@ -33,7 +33,10 @@ def main() -> None:
             code = WRONG
         else:
             code = run(plan)
-        answers.write(f"{code}\n")
+        try:
+            answers.write(f"{code}\n")
+        except BrokenPipeError:  # whoever wanted it has ended
+            return
 
 
 if __name__ == "__main__":

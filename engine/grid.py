@@ -44,10 +44,14 @@ class _Open:
 
 @dataclass
 class _Worker:
-    """A worker: its process, its connection, the messages that it has not answered, and the shared arrays it has."""
+    """A worker: its process, its connection, the messages that it has not answered, and the shared arrays it has.
+
+    ``began`` is when it began with the first of the messages.
+    """
 
     pid: int
     connection: Connection
+    began: float = 0.0
     tasks: deque[int] = field(default_factory=deque)
     shared: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
@@ -78,8 +82,14 @@ class EngineGrid(LocalGrid):
         self._answers: dict[str, Message] = {}
         self._states: dict[int, KeptState] = {}
         self._records: OrderedDict[int, tuple[int, ArrayRecord]] = OrderedDict()  # by id: number and record
+        self._longest = float(plan.values["round-timeout"])  # seconds after which no answer is waited for
         self._pace = 0.0  # seconds that a task took of late
         self._round = ("", 0, 0)
+
+    @property
+    def began(self) -> bool:
+        """Whether a client was asked to train."""
+        return self._round[1] > 0
 
     # Flower's Grid
 
@@ -209,6 +219,7 @@ class EngineGrid(LocalGrid):
 
     def _answered(self, worker: _Worker, answer: Answer) -> None:
         worker.tasks.remove(answer.number)
+        worker.began = time.monotonic()
         item = self._open.pop(answer.number, None)
         self._pace = answer.seconds if not self._pace else 0.8 * self._pace + 0.2 * answer.seconds
         if item is None:
@@ -257,19 +268,17 @@ class EngineGrid(LocalGrid):
         worker.connection.close()
 
     def _expire(self) -> None:
-        """Forget messages that are out of time; a worker that is still at one is ended, and so replaced."""
+        """End workers that take too long for one client, and so have them replaced; forget what is out of time."""
         now = time.monotonic()
-        oldest = next(iter(self._open.values()), None)
-        if oldest is None or oldest.deadline > now:
-            return
-        for number in [number for number, item in self._open.items() if item.deadline <= now]:
-            item = self._open.pop(number)
-            if number in self._queue:
-                self._queue.remove(number)
-            for worker in self._workers.values():
-                if worker.tasks and worker.tasks[0] == number:
+        for worker in self._workers.values():
+            if worker.tasks and now - worker.began > self._longest:
+                item = self._open.pop(worker.tasks.popleft(), None)
+                if item is not None:
                     self._busy.discard(item.message.metadata.dst_node_id - FIRST_NODE)
-                    os.kill(worker.pid, signal.SIGKILL)
+                worker.began = now
+                os.kill(worker.pid, signal.SIGKILL)
+        while self._queue and self._open[self._queue[0]].deadline <= now:
+            del self._open[self._queue.popleft()]
 
     def _hand_out(self) -> None:
         """Give messages that wait to the workers that have none."""
@@ -297,6 +306,7 @@ class EngineGrid(LocalGrid):
             return
         batch = self._batch(worker, given)
         worker.tasks.extend(given)
+        worker.began = time.monotonic()
         # If it has ended, what it was given is taken back when the supervisor sends another one.
         with suppress(OSError):
             worker.connection.send_bytes(to_bytes(batch))

@@ -21,7 +21,7 @@ import torch
 from flwr.app import Context, RecordDict
 
 import data
-from common.errors import FloretError
+from common.errors import ConfigError, FloretError
 from engine.display import display
 from engine.grid import EngineGrid
 from engine.plan import Plan
@@ -51,6 +51,11 @@ def prepare(plan: Plan) -> None:
     """
     torch.set_num_threads(1)
     config, kind, parameters = read_config(plan.values)
+    if config.threads > plan.resources.cpus:
+        raise ConfigError(
+            f"threads = {config.threads}: each client has {plan.resources.cpus} CPU(s); lower threads or raise "
+            "client-resources-num-cpus in --federation-config"
+        )
     check_setup(config, kind, parameters, plan.resources.clients)
     data.load_client(config, 0, plan.resources.clients)
 
@@ -172,13 +177,15 @@ def _serve(plan: Plan, control: Connection) -> int:
     signal.signal(signal.SIGTERM, stop)
     context = Context(run_id=plan.run_id, node_id=0, node_config={}, state=RecordDict(), run_config=dict(plan.values))
     with display(int(plan.values["rounds"]), plan.resources.clients) as progress:
+        grid = EngineGrid(plan, control, progress)
         try:
-            run_server(EngineGrid(plan, control, progress), context)
+            run_server(grid, context)
         except FloretError as error:
             log.error("%s", error)
             return WRONG
         except StoppedError:
-            again = '; resume="latest" goes on from its last checkpoint' if plan.values["checkpoint-every"] else ""
+            resumable = grid.began and plan.values["checkpoint-every"]
+            again = '; resume="latest" goes on from its last checkpoint' if resumable else ""
             log.error("The run was stopped%s", again)
             return INTERRUPTED
     return 0

@@ -1,6 +1,6 @@
 """Many runs, one simulation after another: what is done is not run again, what was killed goes on from its checkpoint.
 
-This module starts ``flwr run`` for each run of a sweep or an experiment, and reads what it measured.
+An engine (``LocalEngine``, ``RayEngine``) makes each run of a sweep or an experiment; what it measured is read here.
 """
 
 import fcntl
@@ -11,12 +11,14 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from select import select
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -24,6 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from common.durable import write_whole
 from common.errors import FloretError
 from common.local_superlink import check_local_superlink, simulated_clients, use_own_commands
+from common.resources import Resources
 from common.run_config import default_config, merged
 from results.run import Run, read_run
 from results.text import countdown
@@ -61,20 +64,191 @@ class Outcome:
     about: Mapping[str, Any]
 
 
+class Engine(Protocol):
+    """What makes runs."""
+
+    def check(self) -> None:
+        """Check that runs can be made here.
+
+        Raises:
+            FloretError: they cannot.
+        """
+
+    def clients(self, federation: str) -> int | None:
+        """Return how many clients a simulation on this machine has; None if a run is not one.
+
+        Raises:
+            ConfigError: the federation config cannot be read.
+        """
+
+    def run(
+        self, keys: Mapping[str, Any], values: Mapping[str, Any], federation: str, log: Path, watch: Callable[[], None]
+    ) -> None:
+        """Make a run to its end, or to its failure; if this program is interrupted, stop the run.
+
+        Args:
+            keys: those of its run config that differ from the defaults.
+            values: the whole run config.
+            federation: its ``--federation-config``.
+            log: where what the run prints goes.
+            watch: called now and then while the run goes on.
+        """
+
+    def close(self) -> None:
+        """End what is kept for the next run."""
+
+
+class LocalEngine:
+    """Floret's own engine, in one process that stays warm from run to run.
+
+    Args:
+        app: the app's folder, whose code runs.
+    """
+
+    def __init__(self, app: Path) -> None:
+        self._app = app.resolve()
+        self._process: subprocess.Popen[str] | None = None
+
+    def check(self) -> None:
+        """Check that the app's folder has the engine; see ``Engine``."""
+        if not (self._app / "engine" / "__main__.py").is_file():
+            raise FloretError(f"{self._app}: has no folder engine/, Floret's local engine; see --app and --engine")
+
+    def clients(self, federation: str) -> int | None:
+        """Return how many clients a run has; see ``Engine``."""
+        return Resources.of([federation]).clients
+
+    def run(
+        self, keys: Mapping[str, Any], values: Mapping[str, Any], federation: str, log: Path, watch: Callable[[], None]
+    ) -> None:
+        """Make a run; see ``Engine``."""
+        process = self._started()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        over = False
+        try:
+            process.stdin.write(json.dumps({"values": values, "federation": [federation], "log": str(log)}) + "\n")
+            process.stdin.flush()
+            while not over:
+                watch()
+                over = bool(select([process.stdout], [], [], _POLL)[0])
+            if not process.stdout.readline():
+                raise BrokenPipeError
+        except BrokenPipeError:
+            # Killed with its run, which is told apart by what it left; the next run starts another one.
+            self.close()
+        finally:
+            if not over:
+                self.close()
+
+    def close(self) -> None:
+        """End the process, and what it runs in good order."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(OSError):  # it may have ended
+            process.stdin.close()  # type: ignore[union-attr]
+        try:
+            # Without input it ends by itself once it runs nothing.
+            process.wait(0.5)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait()
+
+    def _started(self) -> "subprocess.Popen[str]":
+        if self._process is None or self._process.poll() is not None:
+            path = os.pathsep.join(filter(None, [str(self._app), os.environ.get("PYTHONPATH", "")]))
+            # In a session of its own: an interrupt is for this program, which stops the run in good order.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "engine"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=os.environ | {"PYTHONPATH": path},
+                start_new_session=True,
+            )
+        return self._process
+
+
+class RayEngine:
+    """Flower's simulation: ``flwr run`` for each run.
+
+    Args:
+        app: the app's folder.
+        superlink: the SuperLink connection to run on; empty for Flower's default.
+    """
+
+    def __init__(self, app: Path, superlink: str = "") -> None:
+        self._app, self._superlink = app, superlink
+
+    def check(self) -> None:
+        """Check that the SuperLink is none of another environment; see ``Engine``."""
+        check_local_superlink(self._superlink)
+        use_own_commands()
+
+    def clients(self, federation: str) -> int | None:
+        """Return how many clients a run has; see ``Engine``."""
+        return simulated_clients([federation], self._superlink)
+
+    def run(
+        self, keys: Mapping[str, Any], values: Mapping[str, Any], federation: str, log: Path, watch: Callable[[], None]
+    ) -> None:
+        """Make a run; see ``Engine``."""
+        command = ["flwr", "run", str(self._app), *([self._superlink] if self._superlink else []), "--stream"]
+        if federation:
+            command += ["--federation-config", federation]
+        command += ["--run-config", " ".join(f"{key}={json.dumps(value)}" for key, value in keys.items())]
+        with log.open("w", encoding="utf-8") as file:
+            # In a session of its own: an interrupt is for this program, which stops the run in good order.
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            try:
+                while process.poll() is None:
+                    watch()
+                    time.sleep(_POLL)
+            finally:
+                if process.poll() is None:
+                    self._stop(log)
+                    process.terminate()
+                    process.wait()
+
+    def close(self) -> None:
+        """Do nothing: the SuperLink goes on; see ``Engine``."""
+
+    def _stop(self, log: Path) -> None:
+        """Stop a run: it goes on in the SuperLink when only its log stream is ended."""
+        found = _RUN_ID.search(log.read_text(encoding="utf-8", errors="replace"))
+        if found:
+            place = [self._superlink] if self._superlink else []
+            subprocess.run(["flwr", "stop", found[1], *place], capture_output=True, check=False)
+
+
+def engine_of(name: str, app: Path, superlink: str) -> Engine:
+    """Return the engine that an option ``--engine`` names.
+
+    Raises:
+        FloretError: a SuperLink is named for the engine that needs none.
+    """
+    if name == "local" and superlink:
+        raise FloretError(f"--superlink {superlink}: the local engine has none; use it with --engine ray")
+    return LocalEngine(app) if name == "local" else RayEngine(app, superlink)
+
+
 class Runs:
     """The runs of an app and their folders.
 
     Args:
         app: the app's folder.
         output: runs are in folders below its ``cells/``, named after what is computed: two tables that need the same
-            run share it, wherever its data are.
+            run share it, wherever its data are and whatever made it.
         check: raises FloretError if a run with these keys cannot start; it gets the number of clients of a simulation
             on this machine, or None.
-        superlink: the SuperLink connection to run on; empty for Flower's default.
+        engine: makes the runs.
     """
 
-    def __init__(self, app: Path, output: Path, check: Check, superlink: str = "") -> None:
-        self._app, self._check, self.superlink = app, check, superlink
+    def __init__(self, app: Path, output: Path, check: Check, engine: Engine) -> None:
+        self._app, self._check, self.engine = app, check, engine
         self._defaults = default_config(app)
         self._folder = output.resolve() / _FOLDER
 
@@ -135,7 +309,7 @@ class Runs:
     def check(self, spec: RunSpec) -> str:
         """Return why a run cannot start, or an empty text."""
         try:
-            self._check(self.config(spec), simulated_clients([spec.federation], self.superlink))
+            self._check(self.config(spec), self.engine.clients(spec.federation))
         except FloretError as error:
             return str(error)
         return ""
@@ -176,31 +350,8 @@ class Runs:
         self, spec: RunSpec, folder: Path, log: Path, more: Mapping[str, str], watch: Callable[[int], None]
     ) -> None:
         keys = {**spec.keys, "output-dir": str(folder), **more}
-        command = ["flwr", "run", str(self._app), *([self.superlink] if self.superlink else []), "--stream"]
-        if spec.federation:
-            command += ["--federation-config", spec.federation]
-        command += ["--run-config", " ".join(f"{key}={json.dumps(value)}" for key, value in keys.items())]
-        with log.open("w", encoding="utf-8") as file:
-            # In a session of its own: an interrupt is for this program, which stops the run in good order.
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-            )
-            try:
-                while process.poll() is None:
-                    watch(_rounds(folder))
-                    time.sleep(_POLL)
-            finally:
-                if process.poll() is None:
-                    self._stop(log)
-                    process.terminate()
-                    process.wait()
-
-    def _stop(self, log: Path) -> None:
-        """Stop a run: it goes on in the SuperLink when only its log stream is ended."""
-        found = _RUN_ID.search(log.read_text(encoding="utf-8", errors="replace"))
-        if found:
-            place = [self.superlink] if self.superlink else []
-            subprocess.run(["flwr", "stop", found[1], *place], capture_output=True, check=False)
+        values = merged(self._defaults, keys)
+        self.engine.run(keys, values, spec.federation, log, lambda: watch(_rounds(folder)))
 
     def _about(self, spec: RunSpec, run: Path) -> dict[str, Any]:
         config = json.loads((run / "config.json").read_text(encoding="utf-8"))
@@ -254,13 +405,12 @@ def run_missing(runs: Runs, jobs: Sequence[Job], *, keep_models: bool) -> dict[s
     columns = [TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn()]
     missing = [job for job in jobs if not runs.done(job.spec)]
     if missing:
-        check_local_superlink(runs.superlink)
-        use_own_commands()
+        runs.engine.check()
     # Those that cannot run come first: they say why at once, not after hours of the others.
     missing.sort(key=lambda job: not runs.check(job.spec))
     time_left = _TimeLeft(sum(job.weight for job in missing))
     display = Progress(*columns, TextColumn("{task.fields[left]}"), console=console, transient=True)
-    with runs.exclusive(), display as progress:
+    with runs.exclusive(), closing(runs.engine), display as progress:
         bar = progress.add_task("runs", total=len(jobs), completed=len(jobs) - len(missing), left="")
         if len(missing) < len(jobs):
             console.print(f"{len(jobs) - len(missing)} of {len(jobs)} runs are done")

@@ -21,6 +21,7 @@ from tests.harness import copy_app
 
 if TYPE_CHECKING:
     from tests.deployment import Deployment
+    from tests.local import Local
 
 BIN = Path(sys.executable).parent
 # Seconds that a test waits at most for what takes a few of them on an idle machine.
@@ -132,6 +133,18 @@ def running_simulator(folder: Path) -> Iterator[Simulator]:
         # A run that was ending just now would look for its SuperLink for ever.
         for pid in commands([pid for pid, command in inside.items() if "flwr-simulation" in command]):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def local() -> "Iterator[Local]":
+    """The local engine, warm for all tests of a process."""
+    from tests.local import Local
+
+    local = Local()
+    try:
+        yield local
+    finally:
+        local.close()
 
 
 @pytest.fixture

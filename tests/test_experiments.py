@@ -15,7 +15,7 @@ import yaml
 from common.errors import ConfigError
 from results.experiment import Data, Experiment, selected
 from results.history import ClientRound, History, Round, Scores, Traffic
-from results.runs import Runs, RunSpec
+from results.runs import LocalEngine, Runs, RunSpec
 from server_app.settings import read_config
 from server_app.setup import check_run
 from tests.conftest import PATIENCE, Simulator
@@ -136,7 +136,7 @@ def test_the_differences_that_pfps_lwc_prints(stem: str, deltas: list[float]) ->
 
 @pytest.mark.parametrize("stem", [*PRINTED, "ua-pdfl-table5"])
 def test_every_cell_is_a_config_that_a_run_takes(stem: str, tmp_path: Path) -> None:
-    runs = Runs(ROOT, tmp_path, check_run)
+    runs = Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
     placed = table(stem).planned_runs([1], 0.1, Data("", {}, False), "", {})
     assert placed
     for place in placed:
@@ -245,7 +245,7 @@ def test_the_runs_of_a_table(tmp_path: Path) -> None:
 
 
 def test_a_run_is_the_same_wherever_its_data_are(tmp_path: Path) -> None:
-    runs = Runs(ROOT, tmp_path, check_run)
+    runs = Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
     here = RunSpec({"method": "fedper", "data-dir": "/a"}, "num-supernodes=2")
     assert runs.folder(here) == runs.folder(
         RunSpec({"method": "fedper", "data-dir": "/b", "pfakd.beta": 3.0}, here.federation)
@@ -422,7 +422,7 @@ def test_what_was_interrupted_goes_on(simulator: Simulator, tmp_path: Path) -> N
     second.wait(PATIENCE)
     left = rounds()
     until(lambda: rounds() > left, "the run does not go on")
-    with Runs(ROOT, tmp_path / "out", check_run).exclusive():
+    with Runs(ROOT, tmp_path / "out", check_run, LocalEngine(ROOT)).exclusive():
         fourth = subprocess.run(
             reproduce, env=simulator.env, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT
         )

@@ -9,7 +9,7 @@ from PIL import Image
 
 import data
 from common.errors import FloretError
-from results.runs import Job, Runs, RunSpec, run_missing
+from results.runs import Job, LocalEngine, Runs, RunSpec, run_missing
 from server_app.settings import read_config
 from server_app.setup import check_run, check_setup
 from tests.harness import ROOT, federate, run_config
@@ -137,7 +137,7 @@ def test_the_server_builds_the_strategy_that_was_checked(tmp_path: Path) -> None
 
 def test_runs_that_cannot_start_say_so_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
-    runs = Runs(ROOT, tmp_path, check_run)
+    runs = Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
     fine, broken = ({"method": method, "rounds": 1} for method in ("fedper", "fedcpd"))
     jobs = [Job(RunSpec(keys, "num-supernodes=3"), str(keys["method"]), lambda run: "") for keys in (fine, broken)]
     assert runs.check(jobs[0].spec) == ""

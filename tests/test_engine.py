@@ -1,0 +1,316 @@
+"""The local engine: the same numbers as every other way to run a federation, and what happens when processes end."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from common.errors import ConfigError
+from common.resources import Resources
+from strategies import METHODS
+from tests.conftest import PATIENCE, Simulator
+from tests.deployment import children, commands, until
+from tests.harness import ON_MLP, ROOT, copy_app, federate, timeless
+from tests.local import Local, histories, read_history
+
+# Rounds that take a second or two, so that there is a middle.
+LONG = "local-epochs=250 lr=0.002"
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Iterator["Runner"]:
+    """Runs ``floret run --engine local``; what it started is ended."""
+    runner = Runner(tmp_path)
+    yield runner
+    runner.end()
+
+
+class Runner:
+    """Starts runs of the local engine as a user does, with private folders."""
+
+    def __init__(self, folder: Path) -> None:
+        self.output = folder / "runs"
+        self.env = os.environ | {
+            "FLWR_HOME": str(folder / "flwr"),
+            "FLORET_HOME": str(folder / "floret"),
+            "NO_COLOR": "1",
+        }
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, run_config: str, clients: int = 4, app: Path = ROOT, *rest: str) -> "subprocess.Popen[str]":
+        """Start a run with two workers."""
+        federation = f"num-supernodes={clients} init-args-num-cpus=2"
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "cli.main", "run", str(app), "--engine", "local"),
+                *("--run-config", f'output-dir="{self.output}" {run_config}', "--federation-config", federation, *rest),
+            ],
+            env=self.env,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, run_config: str, clients: int = 4, app: Path = ROOT, *rest: str, code: int = 0) -> str:
+        """Make a run; return what it printed."""
+        process = self.start(run_config, clients, app, *rest)
+        log: str = process.communicate(timeout=PATIENCE)[0]
+        assert process.returncode == code, log
+        return log
+
+    def until_round(self, server_round: int) -> None:
+        """Return when the newest run has finished a round."""
+
+        def rounds() -> int:
+            file = self.directories()[-1] / "history.jsonl"
+            return file.read_bytes().count(b"\n") if file.is_file() else 0
+
+        until(lambda: rounds() >= server_round, f"no round {server_round}")
+
+    def directories(self) -> list[Path]:
+        """Return the run directories, oldest first."""
+        return sorted(path for path in self.output.iterdir() if path.is_dir())
+
+    def end(self) -> None:
+        """End what is still going."""
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+                process.wait(10)
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def numbers(directory: Path) -> tuple[Any, dict[str, dict[str, bytes]]]:
+    """Return the history of a run without times, and the personal models that it left."""
+    files = sorted((directory / "checkpoints" / "personal").glob("*.safetensors"))
+    models = {file.name: {name: array.tobytes() for name, array in load_file(file).items()} for file in files}
+    return timeless(read_history(directory)), models
+
+
+# Whether a message is answered by a fork or in this process, by a node with its files or from memory: all the same.
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_gives_the_numbers_that_it_gives_elsewhere(local: Local, tmp_path: Path, method: str) -> None:
+    keys: dict[str, Any] = {"method": method, "rounds": 3, "participation": 0.5, "local_epochs": 1, "evaluate_every": 2}
+    keys |= ON_MLP.get(method, {})
+    here = federate(tmp_path / "here", 5, **keys)
+    there = local.run(tmp_path / "there", 5, **keys)
+    assert timeless(here.history) == timeless(there.history)
+    assert there.summary["accuracy"] == here.summary["accuracy"]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        'method="pfakd" rounds=3 participation=0.5',
+        'method="ua-pdfl" rounds=4 local-epochs=1 participation=0.5 batch-norm="local" checkpoint-every=0',
+    ],
+)
+def test_the_same_history_and_models_as_with_ray(simulator: Simulator, runner: Runner, keys: str) -> None:
+    ray = simulator.output / f"engine-{len(list(simulator.output.iterdir()))}"
+    simulator.run(f'{keys} output-dir="{ray}"', "num-supernodes=5 client-resources-num-cpus=1 init-args-num-cpus=2")
+    runner.run(keys, 5)
+    (directory,) = ray.iterdir()
+    history, models = numbers(directory)
+    assert len(models) >= 4
+    assert numbers(runner.directories()[0]) == (history, models)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_the_other_engine(simulator: Simulator, runner: Runner, tmp_path: Path) -> None:
+    """Local, then Ray, then local: the numbers of one that was never interrupted."""
+    keys = 'method="pfps-lwc" participation=0.5 local-epochs=1'
+    runner.run(f"{keys} rounds=6")
+    (whole,) = runner.directories()
+    runner.run(f"{keys} rounds=2")
+    (parts,) = set(runner.directories()) - {whole}
+    again = f'{keys} resume="{parts}"'
+    simulator.run(f"{again} rounds=4", "num-supernodes=4 client-resources-num-cpus=1 init-args-num-cpus=2")
+    runner.run(f"{again} rounds=6")
+    assert numbers(parts) == numbers(whole)
+    resumed = json.loads((parts / "config.json").read_text())["resumed"]
+    assert [entry["round"] for entry in resumed] == [2, 4]
+
+
+@pytest.mark.parametrize("method", ["ua-pdfl", "pfps-lwc"])
+def test_a_run_that_was_stopped_is_resumed_with_the_same_numbers(runner: Runner, method: str) -> None:
+    keys = f'method="{method}" {LONG} participation=0.5'
+    runner.run(f"{keys} rounds=5")
+    process = runner.start(f"{keys} rounds=5")
+    until(lambda: len(list(runner.output.iterdir())) == 2, "no run")
+    runner.until_round(2)
+    inside = children(process.pid)
+    assert len(inside) == 3
+    process.send_signal(signal.SIGTERM if method == "ua-pdfl" else signal.SIGINT)
+    log: str = process.communicate(timeout=PATIENCE)[0]
+    assert process.returncode == 130
+    assert 'The run was stopped; resume="latest" goes on from its last checkpoint' in log
+    assert "Traceback" not in log
+    assert commands(inside) == {}
+    whole, stopped = runner.directories()
+    assert not (stopped / "summary.json").exists()
+    runner.run(f'{keys} rounds=5 resume="latest"')
+    assert numbers(stopped) == numbers(whole)
+
+
+def test_a_worker_that_is_killed_is_replaced_and_its_client_asked_again(runner: Runner) -> None:
+    keys = f'method="fedper" rounds=4 {LONG}'
+    runner.run(keys)
+    process = runner.start(keys)
+    until(lambda: len(list(runner.output.iterdir())) == 2, "no run")
+    runner.until_round(1)
+    # The server's process is the oldest of the three.
+    killed = sorted(children(process.pid))[1:]
+    assert len(killed) == 2
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    log: str = process.communicate(timeout=PATIENCE)[0]
+    assert process.returncode == 0, log
+    assert "is asked again: its process ended (signal 9, out of memory?)" in log
+    whole, disturbed = runner.directories()
+    assert numbers(disturbed) == numbers(whole)
+
+
+def broken_app(folder: Path, line: str) -> Path:
+    """Return a copy of the app in which client 1 does something else when it trains."""
+    app = copy_app(folder / "app")
+    file = app / "client_app" / "methods" / "local.py"
+    body = (
+        f"\n    def train(self) -> float:\n        import os, time\n\n"
+        f"        if self.setting.name == '1':\n            {line}\n        return super().train()\n"
+    )
+    file.write_text(file.read_text() + body)
+    return app
+
+
+def test_a_client_whose_process_always_ends_is_refused_and_the_others_go_on(runner: Runner, tmp_path: Path) -> None:
+    app = broken_app(tmp_path, "os.kill(os.getpid(), 9)")
+    log = runner.run('method="local" rounds=2 local-epochs=1', 4, app)
+    history = read_history(runner.directories()[0])
+    assert [sorted(line["clients"]) for line in history] == [["0", "2", "3"]] * 2
+    for line in history:
+        (refused,) = line["refused"]
+        assert refused["client"] == "1"
+        assert "its process ended 3 times (signal 9, out of memory?)" in refused["reason"]
+    assert log.count("Client 1 is asked again") == 4
+
+
+def test_a_client_that_takes_too_long_is_ended_and_the_others_go_on(runner: Runner, tmp_path: Path) -> None:
+    app = broken_app(tmp_path, "time.sleep(1000)")
+    runner.run('method="local" rounds=3 local-epochs=1 round-timeout=3', 4, app)
+    history = read_history(runner.directories()[0])
+    assert [sorted(line["clients"]) for line in history] == [["0", "2", "3"]] * 3
+    assert {r["reason"] for line in history for r in line["refused"]} == {"no answer within round-timeout = 3 s"}
+
+
+def test_nothing_is_left_when_the_engine_is_killed(runner: Runner) -> None:
+    process = runner.start(f"{LONG} rounds=50")
+    until(lambda: runner.output.exists(), "no run")
+    runner.until_round(1)
+    inside = children(process.pid)
+    assert len(inside) == 3
+    process.kill()
+    process.wait(PATIENCE)
+    until(lambda: commands(inside) == {}, "processes are left")
+
+
+@pytest.mark.parametrize(
+    ("run_config", "rest", "line"),
+    [
+        ('method="fedpr"', [], "method = 'fedpr': "),
+        ("lr=0.0", [], "lr = 0.0: "),
+        ('dataset="mnist"', [], "dataset mnist needs data-dir"),
+        ("threads=2", [], "threads = 2: each client has 1 CPU(s)"),
+        ("", ["--federation-config", "num-supernodes=0"], "--federation-config num-supernodes=0: must be at least 1"),
+        ("", ["--federation-config", "supernodes=3"], "--federation-config supernodes: the local engine knows"),
+        ("", ["my-superlink"], "--engine local takes the app's folder"),
+    ],
+)
+def test_what_cannot_run_ends_with_a_line(runner: Runner, run_config: str, rest: list[str], line: str) -> None:
+    log = runner.run(run_config, 4, ROOT, *rest, code=2)
+    assert line in log.splitlines()[-1]
+    assert "Traceback" not in log
+
+
+def test_a_terminal_has_a_bar_and_the_log_above_it(runner: Runner) -> None:
+    main, side = pty.openpty()
+    command = [
+        *(sys.executable, "-m", "cli.main", "run", str(ROOT), "--engine", "local", "--run-config"),
+        f'output-dir="{runner.output}" method="fedper" rounds=3 {LONG}',
+    ]
+    process = subprocess.Popen(command, env=runner.env | {"TERM": "xterm"}, cwd=ROOT, stdout=side, stderr=side)
+    os.close(side)
+    shown = b""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            shown += os.read(main, 65536)
+        except OSError:  # so Linux tells the end
+            break
+    os.close(main)
+    assert process.wait(PATIENCE) == 0
+    text = shown.decode(errors="replace")
+    assert "round 2/3, 5 clients" in text
+    assert "\x1b[" in text
+    assert text.count("round 3/3 | accuracy before") == 1
+    assert text.count("Report: ") == 1
+
+
+def test_resources(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("common.resources.own_cpus", lambda: 8)
+    monkeypatch.setattr("common.resources._count_gpus", lambda: 2)
+    assert Resources.of([]) == Resources(10, 8, 1, ((),) * 8)
+    assert Resources.of(["num-supernodes=3"]) == Resources(3, 3, 1, ((),) * 3)
+    assert Resources.of(["num-supernodes=30 client-resources-num-cpus=3"]) == Resources(30, 2, 3, ((),) * 2)
+    assert Resources.of(["init-args-num-cpus=2"]).workers == 2
+    # A quarter of a GPU each: eight places on two, but CPUs for three.
+    shared = Resources.of(["client-resources-num-gpus=0.25 init-args-num-cpus=3"])
+    assert (shared.workers, shared.gpus) == (3, ((0,), (1,), (0,)))
+    assert Resources.of(["client-resources-num-gpus=2"]).gpus == ((0, 1),)
+    for text, wrong in (
+        ("client-resources-num-gpus=3", "this machine has 2"),
+        ("client-resources-num-gpus=1.5", "above 1 it must be a whole number"),
+        ("num-supernodes=2.5", "must be a whole number"),
+        ("num-supernodes=many", "must be a number"),
+        ("num-supernodes=-1", "not negative"),
+    ):
+        with pytest.raises(ConfigError, match=wrong):
+            Resources.of([text])
+
+
+def test_data_are_read_once_for_all_processes(runner: Runner, tmp_path: Path) -> None:
+    """The pool of a run is that of the process which forked the others: its pages are shared, not copied."""
+    import numpy as np
+
+    file = tmp_path / "pool.npz"
+    x = np.random.default_rng(0).integers(0, 256, (40_000, 3, 32, 32), dtype=np.uint8)
+    y = np.arange(len(x)) % 10
+    np.savez(file, x_train=x[100:], y_train=y[100:], x_test=x[:100], y_test=y[:100])
+    keys = f'dataset="npz" data-dir="{file}" partition="iid" method="local" rounds=30 batch-size=500'
+    process = runner.start(keys, 10)
+    until(lambda: runner.output.exists(), "no run")
+    runner.until_round(1)
+    workers = sorted(children(process.pid))[1:]
+    own = [private_bytes(pid) for pid in workers]
+    # 123 MB of pool; a worker has one client's samples at a time, 12 MB, and what training takes.
+    assert all(size < 100e6 for size in own), own
+    assert len(histories(runner.output)) == 1
+
+
+def private_bytes(pid: int) -> int:
+    """Return the memory that only this process has."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("Private_Clean", "Private_Dirty")))
