@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks.measure import Row, hardware, table
 
 NAMES = {
+    "engine": "the local engine against flwr run: start, rounds, sweeps, memory, small clients",
     "simulation": "a round of flwr run with all that is around training, against the bare training of its clients",
     "scale": "a round of flwr run and its memory, from 10 to 1,000 clients",
     "server": "memory and throughput of folding replies, against numpy's in-place multiply-add",

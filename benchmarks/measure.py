@@ -3,8 +3,11 @@
 import multiprocessing
 import os
 import platform
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from multiprocessing.synchronize import Barrier
@@ -89,3 +92,54 @@ def hardware() -> dict[str, object]:
     return {"cpu": cpu, "cores": cores, "python": platform.python_version()} | {
         name: version(name) for name in ("torch", "flwr", "ray", "numpy")
     }
+
+
+@contextmanager
+def peak_memory(pid: int) -> Iterator[list[int]]:
+    """Yield a list to which the memory of ``pid`` and its descendants, in bytes, is appended until the context ends.
+
+    Shared memory is counted once: the sum is of proportional set sizes.
+    """
+    sums: list[int] = []
+    over = threading.Event()
+
+    def look() -> None:
+        pause = 0.0
+        while not over.wait(pause):
+            started = time.thread_time()
+            sums.append(sum(_proportional(process) for process in _tree(pid)))
+            # At most a twentieth of a CPU, so that the run is not slowed.
+            pause = max(0.5, 20 * (time.thread_time() - started))
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield sums
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _tree(pid: int) -> list[int]:
+    """Return ``pid`` and its descendants."""
+    below = defaultdict(list)
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name, in brackets, may have blanks; state and parent follow it.
+            parent = int(path.read_text().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            continue
+        below[parent].append(int(path.parent.name))
+    found = [pid]
+    for process in found:
+        found += below[process]
+    return found
+
+
+def _proportional(pid: int) -> int:
+    """Return the proportional set size of a process in bytes; 0 if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)

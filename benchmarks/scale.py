@@ -3,18 +3,14 @@
 import json
 import sys
 import tempfile
-import threading
-import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
-from benchmarks.measure import Row, pair
+from benchmarks.measure import Row, pair, peak_memory
 from tests.conftest import Simulator, running_simulator
 
 CLIENTS = (10, 30, 100, 300, 1000)
@@ -102,7 +98,7 @@ def _measure(simulator: Simulator, folder: Path, clients: int, repeat: int) -> P
         f'local-epochs=1 batch-size=8 rounds={ROUNDS} evaluate-every=1 output-dir="{output}"'
     )
     federation = f"num-supernodes={clients} client-resources-num-cpus=1 init-args-num-cpus={ACTORS}"
-    with _peak(simulator.pid) as peak:
+    with peak_memory(simulator.pid) as peak:
         log = simulator.run(config, federation, timeout=3600)
     histories = list(output.glob("*/history.jsonl"))
     if not histories:
@@ -126,54 +122,3 @@ def _data(folder: Path, clients: int) -> Path:
         x = (rng.standard_normal((CLASSES, FEATURES))[y] + rng.standard_normal((len(y), FEATURES))).astype(np.float32)
         np.savez(file, x_train=x[CLASSES:], y_train=y[CLASSES:], x_test=x[:CLASSES], y_test=y[:CLASSES])
     return file
-
-
-@contextmanager
-def _peak(pid: int) -> Iterator[list[int]]:
-    """Yield a list to which the memory of ``pid`` and its descendants, in bytes, is appended until the context ends.
-
-    Shared memory is counted once: the sum is of proportional set sizes.
-    """
-    sums: list[int] = []
-    over = threading.Event()
-
-    def look() -> None:
-        pause = 0.0
-        while not over.wait(pause):
-            started = time.thread_time()
-            sums.append(sum(_proportional(process) for process in _tree(pid)))
-            # At most a twentieth of a CPU, so that the run is not slowed.
-            pause = max(0.5, 20 * (time.thread_time() - started))
-
-    watcher = threading.Thread(target=look)
-    watcher.start()
-    try:
-        yield sums
-    finally:
-        over.set()
-        watcher.join()
-
-
-def _tree(pid: int) -> list[int]:
-    """Return ``pid`` and its descendants."""
-    below = defaultdict(list)
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # The name, in brackets, may have blanks; state and parent follow it.
-            parent = int(path.read_text().rsplit(")", 1)[1].split()[1])
-        except OSError:
-            continue
-        below[parent].append(int(path.parent.name))
-    found = [pid]
-    for process in found:
-        found += below[process]
-    return found
-
-
-def _proportional(pid: int) -> int:
-    """Return the proportional set size of a process in bytes; 0 if it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
