@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from common.config import RunConfig, split_names
 from common.errors import ConfigError, FloretError, printable
 from common.flower import is_simulated, pull_one
+from common.simulation import LocalGrid
 from models import count_values
 from strategies.core import Client, Description, RefusedError, Roster, in_flight
 
@@ -87,7 +88,10 @@ class Federation:
                     f"{here} of {wanted} clients joined within round-timeout = {self.config.round_timeout:g} s; "
                     f"see min-clients{f' ({why})' if why else ''}"
                 )
-            time.sleep(0.02 if self._simulated else 0.2)
+            if isinstance(self.grid, LocalGrid):
+                self.grid.wait(0.1)
+            else:
+                time.sleep(0.02 if self._simulated else 0.2)
 
     def about(self) -> dict[str, Any]:
         """Return what the clients' data have in common, for a checkpoint."""

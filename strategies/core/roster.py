@@ -52,13 +52,14 @@ class Roster:
         self._online: set[int] | None = None  # None: before the first ``see``
         self._unsure: set[int] = set()
         self._ordered: list[Client] = []  # cached, because sorting is slow; emptied by ``_put``
+        self._keys: dict[str, list[tuple[int, int, str]]] = {}  # what clients are sorted by, which takes longer
 
     def __len__(self) -> int:
         return len(self._clients)
 
     def __iter__(self) -> Iterator[Client]:
         if not self._ordered:
-            self._ordered = sorted(self._clients.values(), key=lambda client: natural_key(client.name))
+            self._ordered = sorted(self._clients.values(), key=lambda client: self._keys[client.name])
         return iter(self._ordered)
 
     def __getitem__(self, name: str) -> Client:
@@ -140,6 +141,8 @@ class Roster:
         return node_id in self._names
 
     def _put(self, client: Client) -> None:
+        if client.name not in self._clients:
+            self._keys[client.name] = natural_key(client.name)
         self._clients[client.name] = client
         self._ordered, self._most = [], 0
 
