@@ -40,8 +40,8 @@ class Status:
         clients: how many the phase waits for in all; 0 if nobody, or if that is not known.
         asked: clients that were sent a message in this phase.
         answered: clients whose answers were read in this phase.
-        waiting: names of clients that were sent a message whose answer has not been read, ``MOST_NAMES`` at most, in the
-            order in which answers are read: the run waits for the first of them, the others may have answered.
+        waiting: names of clients that were sent a message whose answer has not been read, ``MOST_NAMES`` at most, in
+            the order in which answers are read: the run waits for the first of them, the others may have answered.
         waiting_since: since when the run waits for the first of them; None if there is none.
     """
 
@@ -97,9 +97,9 @@ def read_status(directory: Path) -> Status | None:
 class StatusWriter:
     """Keeps ``status.json`` up to date while it is open, and takes it away when it is closed.
 
-    What changes is written by a thread, at most every ``_PAUSE`` seconds: no call waits for the disk, and a run with ten
-    thousand clients or a hundred rounds a second writes no more than any other. A file that cannot be written is told
-    once, in the log; the run goes on.
+    What changes is written by a thread, at most every ``_PAUSE`` seconds: no call waits for the disk, and a run with
+    ten thousand clients or a hundred rounds a second writes no more than any other. A file that cannot be written is
+    told once, in the log; the run goes on.
 
     Args:
         directory: of the run.
