@@ -12,6 +12,7 @@ STYLE = (
 .visually-hidden {
   position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap;
 }
+main { max-width: 1240px; }
 [hidden] { display: none !important; }
 :focus-visible { outline: 2px solid var(--series-0); outline-offset: 2px; }
 .s0 { --own: var(--series-0); } .s1 { --own: var(--series-1); } .s2 { --own: var(--series-2); }
@@ -25,6 +26,7 @@ button { cursor: pointer; }
 }
 #state.going { color: var(--series-0); border-color: var(--series-0); }
 #state.stopped { color: var(--warn); background: var(--warn-page); border-color: var(--warn); }
+#which { margin-bottom: 8px; overflow-wrap: anywhere; }
 #doing { font-weight: 500; }
 #bar { display: flex; align-items: center; gap: 14px; margin: 12px 0 8px; }
 #bar progress { flex: 1; min-width: 60px; height: 12px; accent-color: var(--series-0); }
@@ -32,7 +34,7 @@ button { cursor: pointer; }
 #waits, #problems { overflow-wrap: anywhere; }
 .cards.now { grid-template-columns: repeat(6, 1fr); }
 .cards.now .card { padding: 10px 14px 11px; }
-.cards.now .value { font-size: 21px; }
+.cards.now .value { font-size: 20px; white-space: nowrap; }
 #curves { display: block; width: 100%; height: 320px; margin-top: 8px; touch-action: pan-y; }
 #curves text { fill: var(--muted); font-size: 12px; }
 #curves .grid { stroke: var(--line); }
@@ -60,15 +62,21 @@ th button {
   border: 0; background: none; padding: 2px 0; font-size: 13px; color: inherit; font-weight: inherit;
   text-align: inherit;
 }
-th button::after { content: "\\00a0\\2195"; opacity: 0.55; }
+th[data-key] button::after { content: "\\00a0\\2195"; opacity: 0.55; }
 th[aria-sort="ascending"] button::after { content: "\\00a0\\2191"; opacity: 1; }
 th[aria-sort="descending"] button::after { content: "\\00a0\\2193"; opacity: 1; }
-#clients thead th { z-index: 1; }
+#clients thead th { z-index: 1; white-space: normal; vertical-align: bottom; }
+#clients th, #clients td { padding-left: 7px; padding-right: 7px; }
+#clients th:first-child { position: sticky; left: 0; background: var(--surface); padding-left: 0; }
+#clients thead th:first-child { z-index: 2; }
+#clients th.course { text-align: left; }
+#clients thead th:not([data-key]) { padding-bottom: 8px; }
 #clients tbody th {
-  text-align: left; font-weight: 500; max-width: 240px; white-space: normal; overflow-wrap: anywhere;
+  text-align: left; font-weight: 500; min-width: 90px; max-width: 220px; white-space: normal; overflow-wrap: anywhere;
+  vertical-align: middle;
 }
 #clients td.why {
-  text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 230px; max-width: 420px; font-size: 13px;
+  text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 200px; max-width: 420px; font-size: 13px;
 }
 #clients th:last-child { text-align: left; }
 #clients tr.refused td.why { color: var(--warn); }
@@ -176,7 +184,9 @@ function take(news) {
     Object.assign(known, rest);
     runs.set(run.id, known);
   }
-  if (!runs.has(selected)) selected = order.length ? order[order.length - 1] : null;
+  if (!runs.has(selected)) {
+    selected = order.find((id) => runs.get(id).state === "going") ?? lastOf(order);
+  }
 }
 
 const complete = (run, when) =>
@@ -253,8 +263,11 @@ function card(id, value, small, note) {
 
 function showNow(run) {
   const about = run.about, clients = many(run.clients.size, "client");
-  say("title", `${about.method} on ${about.dataset}`);
-  say("words", [...about.words, clients, about.name].filter(Boolean).join(" \u00b7 "));
+  const several = order.length > 1, title = `${about.method} on ${about.dataset}`;
+  say("title", several ? many(order.length, "run") : title);
+  say("which", run.label);
+  $("which").hidden = !several;
+  say("words", [...(several ? [title] : []), ...about.words, clients, about.name].join(" \u00b7 "));
   const state = $("state");
   say("state", STATES[run.state]);
   state.className = run.state;
@@ -267,11 +280,11 @@ function showNow(run) {
   $("problems").hidden = !run.problems.length;
   const after = lastOf(complete(run, "after")), before = lastOf(complete(run, "before"));
   card("after", percent(after && after.after), after ? `\u00b1 ${(100 * after.afterStd).toFixed(1)}` : "",
-    after ? `mean \u00b1 std, round ${after.round}` : "no round yet");
+    after ? `\u00b1 std, round ${after.round}` : "no round yet");
   card("before", percent(before && before.before), before ? `\u00b1 ${(100 * before.beforeStd).toFixed(1)}` : "",
-    before ? `what arrived, round ${before.round}` : "");
+    before ? `as received, round ${before.round}` : "");
   card("worst", percent(after && after.afterWorst), "", before ? `before: ${percent(before.beforeWorst)}` : "");
-  const past = `${duration(run.spent)} spent in rounds`;
+  const past = `${duration(run.spent)} so far`;
   card("left", run.state === "going" ? duration(run.left) : DASH, "", past);
   card("sent", `${megabytes(sum(run, "up"))} / ${megabytes(sum(run, "down"))}`, "MB", "all clients, all rounds");
   const refused = sum(run, "refused"), line = lastOf(run.rounds);
@@ -599,7 +612,7 @@ def _column(key: str, text: str) -> str:
 _CLIENTS = "\n".join(
     (
         _column("name", "client"),
-        '<th scope="col">course</th>',
+        '<th scope="col" class="course">course</th>',
         _column("after", "after"),
         _column("before", "before"),
         _column("loss", "loss"),
@@ -610,7 +623,7 @@ _CLIENTS = "\n".join(
         _column("up", "MB up"),
         _column("down", "MB down"),
         _column("refusals", "refused"),
-        '<th scope="col">last refused or reported, and why</th>',
+        '<th scope="col">last refusal or report</th>',
     )
 )
 
@@ -662,6 +675,7 @@ PAGE = f"""<!DOCTYPE html>
 </div>
 </section>
 <section aria-label="What the run is doing">
+<h2 id="which" hidden></h2>
 <p><span id="state"></span><span id="doing"></span></p>
 <div id="bar"><progress id="progress" max="1" value="0" aria-label="Rounds done"></progress>
 <span id="rounds"></span></div>
