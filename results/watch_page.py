@@ -87,7 +87,7 @@ th[aria-sort="descending"] button::after { content: "\\00a0\\2193"; opacity: 1; 
   display: inline-block; margin-left: 8px; padding: 0 6px; border: 1px solid var(--muted); border-radius: 4px;
   font-size: 12px; color: var(--muted); font-weight: 400;
 }
-#runs tbody th { text-align: left; font-weight: 400; white-space: normal; }
+#runs tbody th { text-align: left; font-weight: 400; white-space: normal; min-width: 150px; }
 #runs tbody button {
   border: 0; background: none; padding: 2px 0; text-align: left; text-decoration: underline; overflow-wrap: anywhere;
 }
@@ -217,7 +217,7 @@ function doing(run) {
 function waits(run) {
   const now = run.now;
   if (run.state === "stopped") {
-    const last = now && now.waiting.length ? `When it ended it waited for ${now.waiting[0]}. ` : "";
+    const last = now && now.waiting.length ? `When it ended it waited for client ${now.waiting[0]}. ` : "";
     return `${last}No process writes its directory. A run with resume="latest", or with its path, goes on from its `
       + "last checkpoint.";
   }
@@ -235,7 +235,7 @@ function waits(run) {
   }
   if (now.waiting.length) {
     const next = now.waiting.slice(1, 6), rest = now.asked - now.answered - 1 - next.length;
-    parts.push(`waits for ${now.waiting[0]} (${age(now.waitingSeconds)})`
+    parts.push(`waits for client ${now.waiting[0]} (${age(now.waitingSeconds)})`
       + (next.length ? `, then reads the answers of ${next.join(", ")}${rest > 0 ? ` and ${rest} more` : ""}` : ""));
   } else {
     parts.push(`for ${age(now.seconds)}`);
@@ -471,7 +471,8 @@ function spark(points) {
   const svg = shape("svg", {viewBox: "0 0 90 22", "aria-hidden": "true"});
   if (!points.length) return svg;
   const values = points.map((point) => point[1]), first = points[0][0], last = points[points.length - 1][0];
-  const low = Math.min(...values), range = Math.max(20, Math.max(...values) - low);
+  const least = Math.min(...values), most = Math.max(...values), range = Math.max(20, most - least);
+  const low = (least + most - range) / 2;
   const x = (round) => 2 + 84 * (last === first ? 1 : (round - first) / (last - first));
   const y = (value) => 19 - 16 * (value - low) / range;
   if (points.length > 1) {
@@ -504,7 +505,7 @@ function showClients(run) {
     const by = key === "name" ? collator.compare(a.name, b.name) : a[key] - b[key];
     return missing || sign * by || collator.compare(a.name, b.name);
   });
-  const shown = found.slice(0, limit), awaited = new Set(run.state === "going" && run.now ? run.now.waiting : []);
+  const shown = found.slice(0, limit), awaited = run.state === "going" && run.now ? run.now.waiting[0] : undefined;
   const body = $("clients-body"), rows = shown.map((client) => {
     let row = run.rows.get(client.name);
     if (!row) run.rows.set(client.name, row = make("tr"));
@@ -513,7 +514,7 @@ function showClients(run) {
       row.version = client.version;
       row.awaited = false;
     }
-    if (Boolean(row.awaited) !== awaited.has(client.name)) {
+    if (Boolean(row.awaited) !== (client.name === awaited)) {
       if (row.awaited) row.firstChild.lastChild.remove();
       else row.firstChild.append(make("span", "awaited", "tag"));
       row.awaited = !row.awaited;
