@@ -238,7 +238,7 @@ function waits(run) {
     parts.push(`waits for client ${now.waiting[0]} (${age(now.waitingSeconds)})`
       + (next.length ? `, then reads the answers of ${next.join(", ")}${rest > 0 ? ` and ${rest} more` : ""}` : ""));
   } else {
-    parts.push(`for ${age(now.seconds)}`);
+    parts.push(`${age(now.seconds)} in this phase`);
   }
   const text = parts.join("; ");
   return text.charAt(0).toUpperCase() + text.slice(1) + ".";

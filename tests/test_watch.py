@@ -27,6 +27,7 @@ from results.rundir import RunDirectory, in_use
 from results.status import MOST_NAMES, Status, StatusWriter, read_status
 from results.watch import HEADERS, MOST_RUNS, Board, WatchServer, directories
 from tests.conftest import BIN, PATIENCE
+from tests.deployment import LONG, Deployment, finish, in_round
 from tests.harness import federate
 from tests.test_report import make_run
 
@@ -326,6 +327,30 @@ def test_a_federation_says_what_it_waits_for(tmp_path: Path) -> None:
     assert not (outcome.directory / "status.json").exists()
     news = looked(outcome.directory).news(0, 0)
     assert (news["state"], news["now"], news["last"]) == ("finished", None, 2)
+
+
+@pytest.mark.slow
+def test_a_deployment_says_whom_it_waits_for(deployment: Deployment) -> None:
+    deployment.node("a", "--partition", "0/2")
+    run = deployment.run(rounds=3, **LONG)
+    until(lambda: deployment.output.is_dir() and os.listdir(deployment.output))
+
+    def now() -> dict[str, Any]:
+        found: dict[str, Any] = looked(deployment.directory()).news(0, 0)["now"] or {}
+        return found
+
+    until(lambda: now().get("answered") == 1)
+    assert (now()["phase"], now()["round"], now()["clients"]) == ("waiting for clients", 0, 2)
+    b = deployment.node("b", "--partition", "1/2")
+    in_round(b, 2)
+    b.kill()
+    until(lambda: now()["waiting"] == ["b"])
+    assert (now()["phase"], now()["round"], now()["asked"], now()["answered"]) == ("training", 2, 2, 1)
+    assert looked(deployment.directory()).news(0, 0)["state"] == "going"
+    deployment.node("b", "--partition", "1/2")
+    finish(run)
+    until(lambda: looked(deployment.directory()).news(0, 0)["state"] == "finished")
+    assert looked(deployment.directory()).news(0, 0)["now"] is None
 
 
 def test_a_run_that_ends_in_an_error_leaves_no_status(tmp_path: Path) -> None:
