@@ -203,6 +203,9 @@ class Follower:
         status = self.status
         if status is None or self.finished:
             return None
+        # The history is written at once, the status a moment later.
+        if 0 < status.round <= self.last and status.phase != "writing":
+            return None
         now = time.time()
         since = status.waiting_since
         return {

@@ -260,6 +260,19 @@ def test_going_and_killed(tmp_path: Path) -> None:
     assert (news["now"]["round"], news["now"]["waiting"]) == (5, ["3", "4"])
 
 
+def test_a_status_that_is_behind_the_history_is_left_out(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", rounds=9, done=4)
+    for number, phase, said in (
+        (4, "training", False),
+        (4, "writing", True),
+        (5, "training", True),
+        (0, "waiting", True),
+    ):
+        status = Status("pfakd", "digits", 9, number, phase, 1.0, 1.0)
+        (run / "status.json").write_text(json.dumps(status.to_json()))
+        assert bool(looked(run).news(0, 0)["now"]) == said
+
+
 def test_a_run_resumed_for_more_rounds_and_killed_is_not_finished(tmp_path: Path) -> None:
     """The summary of its first end is still there."""
     run = make_run(tmp_path / "run", rounds=5)
