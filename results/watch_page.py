@@ -42,7 +42,7 @@ button { cursor: pointer; }
 #curves .before { stroke-dasharray: 6 4; stroke-width: 1.8; }
 #curves .other { stroke-width: 1.3; }
 #curves .worst { fill: var(--own); opacity: 0.14; stroke: none; }
-#curves .part { fill: var(--own); opacity: 0.45; }
+#curves .part { fill: var(--own); opacity: 0.6; }
 #curves .dot { fill: var(--own); }
 #curves .cursor { stroke: var(--muted); }
 #reading { display: block; min-height: 1.5em; font-size: 13px; color: var(--muted); }
@@ -358,6 +358,7 @@ function showCurves() {
     ...whole.map((line) => line[when]), ...part.map((line) => line[when]),
     ...(when === "after" && (alone || id === selected) ? whole.map((line) => line.afterWorst) : [])]);
   $("curves-section").hidden = !values.length;
+  const at = plot && plot.run === selected ? plot.at : null;
   plot = null;
   if (!values.length) return;
   const ends = order.map((id) => {
@@ -393,7 +394,7 @@ function showCurves() {
   for (const {id, when, whole, part, hue} of lines) {
     const own = alone || id === selected;
     for (const line of own ? part : []) {
-      children.push(shape("circle", {class: `part s${hue}`, cx: x(line.round), cy: y(line[when]), r: 2.2}));
+      children.push(shape("circle", {class: `part s${hue}`, cx: x(line.round), cy: y(line[when]), r: 2.8}));
     }
     if (whole.length > 1) {
       const kind = `line ${when} s${hue}${own ? "" : " other"}`;
@@ -410,7 +411,9 @@ function showCurves() {
     + (end ? `Last, ${run.label}: after local training ${percent(end.after)}, worst decile ` : "")
     + (end ? `${percent(end.afterWorst)}` : "") + (start ? `, before ${percent(start.before)}` : "")
     + ". Arrow keys read single rounds.");
-  plot = {x, cursor, first, left, right, last, at: plot && plot.at};
+  plot = {x, cursor, first, left, right, last, run: selected, at: null};
+  if (at === null) say("reading", "");
+  else read(at);
   showKey(alone);
   showRounds();
 }
@@ -599,7 +602,7 @@ $("curves").addEventListener("keydown", (event) => {
   const step = {ArrowLeft: -1, ArrowRight: 1}[event.key];
   if (!step || !plot) return;
   event.preventDefault();
-  read(plot.at === undefined || plot.at === null ? runs.get(selected).last : plot.at + step);
+  read(plot.at === null ? runs.get(selected).last : plot.at + step);
 });
 new ResizeObserver(() => { if (runs.has(selected)) showCurves(); }).observe($("curves"));
 next();

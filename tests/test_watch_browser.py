@@ -411,6 +411,12 @@ def test_the_page_is_used_by_keyboard_and_read_out(tmp_path: Path, show: Callabl
     assert page.text("reading").startswith("Round 6: before")
     page.driver.find_element("id", "curves").send_keys(Keys.ARROW_LEFT)
     assert page.text("reading").startswith("Round 5: before")
+    wide = page.js("return document.getElementById('curves').getAttribute('viewBox')")
+    page.look(900)  # what is drawn anew keeps its place
+    page.until(lambda: page.js("return document.getElementById('curves').getAttribute('viewBox')") != wide)
+    assert page.js("return document.querySelector('#curves .cursor').getAttribute('visibility')") == "visible"
+    assert page.text("reading").startswith("Round 5: before")
+    page.look(1200)
     label = page.js("return document.getElementById('curves').getAttribute('aria-label')")
     assert label.startswith("Accuracy in each round, mean over clients. Last, pfakd: after local training")
 
