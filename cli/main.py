@@ -14,6 +14,7 @@ from cli.run import run
 from cli.serve import export, predict
 from cli.state import state
 from cli.sweep import sweep
+from cli.watch import watch
 from common.errors import FloretError
 
 
@@ -53,6 +54,7 @@ floret.add_command(reproduce)
 floret.add_command(run)
 floret.add_command(state)
 floret.add_command(sweep)
+floret.add_command(watch)
 
 
 def main() -> None:

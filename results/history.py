@@ -333,23 +333,14 @@ class History:
     def complete_rounds(self, when: str = "after", split: str = "test") -> list[Round]:
         """Return the rounds in which all clients were measured: a mean over some of them is not compared with others.
 
-        A client is measured in the rounds in which it trains. In every ``evaluate_every``-th round and in the last one
-        planned, the server asks all the others, too. The last of these rounds that measured any client says how many
-        clients there are to measure, and a round is complete if it measured at least as many. A run that was killed
-        before its first such round goes by the round that measured most.
-
-        Neither the number of known clients nor the most that were ever measured would do: a client that has never
-        trained may have no model to measure, and after a client has left no round would be complete.
+        See ``enough_measured``.
 
         Args:
             when: ``before`` or ``after`` local training.
             split: ``test`` or ``validation``.
         """
         measured = [(line, line.measured(when, split)) for line in self.rounds]
-        asked = [
-            count for line, count in measured if count and evaluates_all(line.round, self.planned, self.evaluate_every)
-        ]
-        enough = asked[-1] if asked else max((count for _, count in measured), default=0)
+        enough = enough_measured(((line.round, count) for line, count in measured), self.planned, self.evaluate_every)
         return [line for line, count in measured if count and count >= enough]
 
     def last_complete(self, when: str = "after", split: str = "test") -> Round | None:
@@ -379,6 +370,26 @@ class History:
             seconds_per_round=median(times) if times else None,
             refused=sum(len(line.refused) for line in self.rounds),
         )
+
+
+def enough_measured(measured: Iterable[tuple[int, int]], planned: int, evaluate_every: int) -> int:
+    """Return of how many clients a round must have measured the accuracy to be complete.
+
+    A client is measured in the rounds in which it trains. In every ``evaluate_every``-th round and in the last one
+    planned, the server asks all the others, too. The last of these rounds that measured any client says how many
+    clients there are to measure, and a round is complete if it measured at least as many. A run that was killed
+    before its first such round goes by the round that measured most.
+
+    Neither the number of known clients nor the most that were ever measured would do: a client that has never
+    trained may have no model to measure, and after a client has left no round would be complete.
+
+    Args:
+        measured: number of each round, and how many clients it measured.
+        planned, evaluate_every: as in ``History``.
+    """
+    counts = [(number, count) for number, count in measured if count]
+    asked = [count for number, count in counts if evaluates_all(number, planned, evaluate_every)]
+    return asked[-1] if asked else max((count for _, count in counts), default=0)
 
 
 def evaluates_all(number: int, planned: int, evaluate_every: int) -> bool:

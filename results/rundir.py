@@ -42,9 +42,23 @@ class RunDirectory:
         except OSError as error:
             raise FloretError(f"output-dir: {path} cannot be written ({error.strerror})") from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._claim()
         except OSError as error:
             raise FloretError(f"resume: {path} is in use; its run is still going") from error
+
+    def _claim(self) -> None:
+        """Take the lock; a process that looks whether the run is going (``in_use``) has it for a moment.
+
+        Raises:
+            OSError: another run has it.
+        """
+        for pause in (0.01, 0.04, 0.2):
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError:
+                time.sleep(pause)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     @classmethod
     def new(cls, config: RunConfig, run_id: int) -> Self:
@@ -130,4 +144,24 @@ class RunDirectory:
 
 def runs_folder(config: RunConfig) -> Path:
     """Return where run directories are: ``output-dir``, by default below ``floret_home``."""
-    return Path(config.output_dir).expanduser() if config.output_dir else floret_home() / "runs"
+    return folder_of_runs(config.output_dir)
+
+
+def folder_of_runs(output_dir: str) -> Path:
+    """Return the folder that a value of ``output-dir`` names."""
+    return Path(output_dir).expanduser() if output_dir else floret_home() / "runs"
+
+
+def in_use(directory: Path) -> bool:
+    """Return whether a process is writing a run directory; nothing is waited for and nothing is changed.
+
+    Who asks holds the lock together with others who ask, for a moment; a run that starts in it tries again.
+    """
+    try:
+        with (directory / ".lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no run of this version was here, or the file system has no locks
+        return False
+    return False

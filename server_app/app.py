@@ -25,6 +25,7 @@ from results.history import History
 from results.report import client_table, write_report
 from results.run import Run, Summary
 from results.rundir import RunDirectory
+from results.status import StatusWriter
 from results.trackers import Trackers, trackers_of
 from server_app.checkpoint import Checkpoint, Checkpoints
 from server_app.delivery import Delivery
@@ -72,9 +73,10 @@ def run(grid: Grid, context: Context) -> None:
     checkpoint = _resume(directory, checkpoints, federation) if config.resume else None
     if checkpoint:
         origin["resumed"][-1]["round"] = checkpoint.round
-    with trackers:
+    with trackers, StatusWriter(directory.path, config.method, config.dataset, config.rounds) as status:
         trackers.begin(own_keys(context.run_config), directory.path, checkpoint.round if checkpoint else 0)
-        federation.gather()
+        status.phase("waiting for clients")
+        federation.gather(status.gathering)
         federation.settled = True
         session = Session(checkpoint.lineage if checkpoint else f"{context.run_id:016x}")
         if simulated and config.checkpoint_every and not isinstance(grid, LocalGrid):
@@ -96,7 +98,9 @@ def run(grid: Grid, context: Context) -> None:
         write_config()
         deliver = grid if simulated else Delivery(grid, federation)
         rounds = tuple(
-            run_rounds(deliver, federation, strategy, directory, checkpoints, trackers, checkpoint, write_config)
+            run_rounds(
+                deliver, federation, strategy, directory, checkpoints, trackers, status, checkpoint, write_config
+            )
         )
         seconds = checkpoint.seconds + time.perf_counter() - started
         figures = History(rounds, config.rounds, config.evaluate_every).figures(seconds)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,8 +64,11 @@ class Federation:
         self._pending: dict[str, _Question] = {}
         self._refused: dict[int, tuple[float, str]] = {}
 
-    def gather(self) -> None:
+    def gather(self, joined: Callable[[int, int], None]) -> None:
         """Wait until ``min-clients`` have joined, in simulation all of them.
+
+        Args:
+            joined: called as they come with how many are here and how many are wanted.
 
         Raises:
             FloretError: they did not within ``round-timeout``; in simulation, a client cannot take part.
@@ -78,6 +81,7 @@ class Federation:
                 raise FloretError(refused[0])
             wanted = max(self.config.min_clients, self._partitions if self._simulated else 1)
             here = len(self.roster.present())
+            joined(here, wanted)
             if here >= wanted:
                 enough = enough or time.monotonic()
                 if not self._pending or time.monotonic() - enough > _GRACE:

@@ -15,6 +15,7 @@ from common.simulation import KeptState, LocalGrid
 from common.wire import to_record, views
 from results.history import SPLITS, ClientRound, Note, Refusal, Round, Scores, Traffic, evaluates_all
 from results.rundir import RunDirectory
+from results.status import StatusWriter
 from results.text import countdown
 from results.trackers import Trackers
 from server_app.checkpoint import Checkpoint, Checkpoints, Mail
@@ -34,6 +35,7 @@ def run_rounds(
     directory: RunDirectory,
     checkpoints: Checkpoints,
     trackers: Trackers,
+    status: StatusWriter,
     checkpoint: Checkpoint,
     joined: Callable[[], None],
 ) -> list[Round]:
@@ -46,6 +48,7 @@ def run_rounds(
         directory: where the history goes.
         checkpoints: where checkpoints go.
         trackers: are sent each round.
+        status: is told what the run is doing.
         checkpoint: from where to go on; of round 0 for a new run.
         joined: called when there are new clients, or some have other data.
 
@@ -59,18 +62,23 @@ def run_rounds(
         trackers.round(line)
     begun = time.perf_counter() - checkpoint.seconds
     known = sizes(federation)
+    strategy.watcher = status
     strategy.summary()
     for server_round in range(checkpoint.round + 1, config.rounds + 1):
         started = time.perf_counter()
+        status.round(server_round)
+        status.phase("waiting for clients")
         _await_clients(federation)
         if sizes(federation) != known:
             known = sizes(federation)
             joined()
-        arrays = _train(grid, strategy, arrays, server_round)
+        arrays = _train(grid, strategy, arrays, server_round, status)
         last = server_round == config.rounds
         if evaluates_all(server_round, config.rounds, config.evaluate_every):
             messages = strategy.configure_evaluate(server_round, arrays, ConfigRecord(), grid)
+            status.phase("evaluating", strategy.awaited)
             strategy.aggregate_evaluate(server_round, send_and_receive(grid, messages, config.round_timeout))
+        status.phase("writing")
         line = round_of(server_round, strategy, time.perf_counter() - started)
         directory.append_history(line)
         history.append(line)
@@ -148,8 +156,12 @@ def _await_clients(federation: Federation) -> None:
         federation.refresh()
 
 
-def _train(grid: Grid, strategy: FloretStrategy, arrays: ArrayRecord, server_round: int) -> ArrayRecord:
+def _train(
+    grid: Grid, strategy: FloretStrategy, arrays: ArrayRecord, server_round: int, status: StatusWriter
+) -> ArrayRecord:
+    status.phase("preparing")
     messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
+    status.phase("training", strategy.awaited)
     replies = send_and_receive(grid, messages, strategy.config.round_timeout)
     new, _ = strategy.aggregate_train(server_round, replies)
     return arrays if new is None else new

@@ -23,7 +23,7 @@ from strategies.core.method import Method, Setup
 from strategies.core.post_office import PostOffice
 from strategies.core.replies import EvaluateReply, OutdatedError, PlanAnswer, TrainReply, discard, notes_in
 from strategies.core.roster import Client, Roster
-from strategies.core.session import Session
+from strategies.core.session import Session, Watcher
 from strategies.core.update_norms import HELD, UpdateNorms, clipped, spooled
 
 log = logging.getLogger("flwr")
@@ -99,6 +99,7 @@ class FloretStrategy(Method, Strategy):
         results: what each client did in this round, by name, in roster order.
         refused: client and reason of each reply that this round went on without.
         notes: client and line of whatever clients reported besides, such as a damaged file.
+        watcher: is told who is asked and who has answered, if there is one.
     """
 
     weighted: ClassVar[bool] = True
@@ -112,6 +113,7 @@ class FloretStrategy(Method, Strategy):
         self.model = setting.setup.model
         self.roster = setting.roster
         self.session = setting.session
+        self.watcher: Watcher | None = None
         self.arrays: NamedArrays = {}
         self.results: dict[str, ClientResult] = {}
         self.refused: list[tuple[str, str]] = []
@@ -348,6 +350,11 @@ class FloretStrategy(Method, Strategy):
                 "use a convolutional model, or switch it off"
             )
 
+    @property
+    def awaited(self) -> int:
+        """How many of the clients that are asked in this round have not been taken down nor refused."""
+        return len(self._asked)
+
     def answered(self, replies: Iterable[Message]) -> Iterable[tuple[Client, Message]]:
         """Yield the replies of clients that were asked, each with its client."""
         for message in replies:
@@ -359,6 +366,8 @@ class FloretStrategy(Method, Strategy):
                 for line in notes_in(message):
                     self.notes.append((client.name, line))
                     log.warning("Client %s: %s", client.name, line)
+                if self.watcher:
+                    self.watcher.answered(client.name)
                 yield client, message
             del message
 
@@ -421,6 +430,8 @@ class FloretStrategy(Method, Strategy):
             }
         )
         self._asked[client.name] += payload_bytes(arrays)
+        if self.watcher:
+            self.watcher.asked(client.name)
         content = RecordDict({"arrays": arrays, "config": scalars})
         ttl = self.config.round_timeout + LEEWAY
         return Message(content, client.node_id, kind, ttl=ttl, group_id=str(server_round))

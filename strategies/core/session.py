@@ -1,6 +1,7 @@
-"""Data on the run as a whole that every message carries."""
+"""Data on the run as a whole that every message carries, and who is told of the messages."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from common.config import Scalar
 
@@ -30,3 +31,13 @@ class Session:
             "session.checkpointed": self.checkpointed,
             "session.resumed": list(self.resumed),
         }
+
+
+class Watcher(Protocol):
+    """Whoever shows what a round waits for."""
+
+    def asked(self, client: str) -> None:
+        """Note that ``client`` is sent a message."""
+
+    def answered(self, client: str) -> None:
+        """Note that the answer of ``client`` was read."""
