@@ -23,7 +23,7 @@ from tests.harness import ON_MLP, ROOT, copy_app, federate, timeless
 from tests.local import Local, histories, read_history
 
 # Rounds that take a second or two, so that there is a middle.
-LONG = "local-epochs=250 lr=0.002"
+LONG = "local-epochs=150 lr=0.002"
 
 
 @pytest.fixture
@@ -110,6 +110,17 @@ def test_every_method_gives_the_numbers_that_it_gives_elsewhere(local: Local, tm
     there = local.run(tmp_path / "there", 5, **keys)
     assert timeless(here.history) == timeless(there.history)
     assert there.summary["accuracy"] == here.summary["accuracy"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_goes_on_from_its_checkpoint(local: Local, tmp_path: Path, method: str) -> None:
+    keys: dict[str, Any] = {"method": method, "participation": 0.5, "local_epochs": 1, "evaluate_every": 1}
+    keys |= ON_MLP.get(method, {})
+    whole = local.run(tmp_path / "whole", 5, rounds=4, **keys)
+    first = local.run(tmp_path / "parts", 5, rounds=2, **keys)
+    longer = local.run(tmp_path / "parts", 5, rounds=4, resume=str(first.directory), **keys)
+    assert longer.directory == first.directory
+    assert numbers(longer.directory) == numbers(whole.directory)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save
 from client_app.app import app as client_app
 from common.durable import digest, read_manifest, write_manifest
 from common.errors import FloretError
+from common.simulation import KeptState
 from server_app.checkpoint import Checkpoint, Checkpoints, Mail
 from strategies import METHODS
 from strategies.core import Client
@@ -272,6 +273,52 @@ def test_a_damaged_file_of_mail_is_found(tmp_path: Path) -> None:
     (checkpoint, notes) = Checkpoints(directory / "checkpoints").read()
     assert checkpoint.round == 2
     assert notes == [f"{newest} is damaged: {newest.stat().st_size} bytes instead of {newest.stat().st_size + 10}"]
+
+
+def with_states(folder: Path, rounds: list[dict[str, int]], size: int = 1000) -> Checkpoints:
+    """Write a checkpoint for each entry of ``rounds``, which says from which round each client's state is."""
+    checkpoints = Checkpoints(folder)
+    for server_round, clients in enumerate(rounds, start=1):
+        states = {
+            name: KeptState(at, json.dumps({"round": at}).encode(), bytes([at]) * size) for name, at in clients.items()
+        }
+        about = Checkpoint(server_round, "run", (), {"w": np.ones(1)}, {}, {}, [], {}, 1.0, states)
+        checkpoints.write(about)
+    return checkpoints
+
+
+def test_a_checkpoint_writes_the_states_that_changed_since_the_last_one(tmp_path: Path) -> None:
+    same = {"c": 1, "d": 1}
+    with_states(tmp_path, [{"a": 1, "b": 1, **same}, {"a": 2, "b": 1, **same}, {"a": 2, "b": 3, **same, "e": 3}])
+    held = {path.name: {name[0] for name in load_file(path)} for path in tmp_path.glob("states-*.safetensors")}
+    assert held == {
+        "states-000001.safetensors": set("abcd"),
+        "states-000002.safetensors": {"a"},
+        "states-000003.safetensors": {"b", "e"},
+    }
+    back, notes = Checkpoints(tmp_path).read()
+    assert not notes
+    assert {client: state.round for client, state in back.states.items()} == {"a": 2, "b": 3, **same, "e": 3}
+    assert back.states["a"] == KeptState(2, b'{"round": 2}', bytes([2]) * 1000)
+
+
+def test_large_states_are_written_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server_app.checkpoint._FULL", 2500)
+    with_states(tmp_path, [dict.fromkeys("abcdefg", 1)])
+    assert len(list(tmp_path.glob("states-*.safetensors"))) == 3
+    back, _ = Checkpoints(tmp_path).read()
+    assert set(back.states) == set("abcdefg")
+
+
+def test_a_damaged_file_of_states_is_found(tmp_path: Path) -> None:
+    with_states(tmp_path, [{"a": 1}, {"a": 2}])
+    newest = max(tmp_path.glob("states-*"))
+    content = bytearray(newest.read_bytes())
+    content[-1] ^= 1
+    newest.write_bytes(content)
+    back, notes = Checkpoints(tmp_path).read()
+    assert (back.round, back.states["a"].round) == (1, 1)
+    assert notes == [f"{newest} is damaged: its checksum is wrong"]
 
 
 def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path) -> None:
