@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext
 from common.flower import given_id, unreadable
 from common.simulation import KeptState, LocalGrid
-from engine.parcels import Answer, Batch, Line, Task, arrays_of, content_of, from_bytes, parts_of, to_bytes
+from engine.parcels import Answer, Batch, Line, Parts, Shared, Task, content_of, from_bytes, to_bytes
 from engine.plan import Plan
 from engine.worker import FIRST_NODE
 
@@ -313,22 +313,24 @@ class EngineGrid(LocalGrid):
 
     def _batch(self, worker: _Worker, numbers: list[int]) -> Batch:
         tasks: list[Task] = []
-        new: dict[int, Any] = {}
+        new: dict[int, ArrayRecord] = {}
         used: set[int] = set()
         for number in numbers:
             message = self._open[number].message
-            known: dict[int, int] = {}
-            for record in message.content.values():
-                if isinstance(record, ArrayRecord) and record:
-                    known[id(record)] = token = self._token(record)
-                    if token not in worker.shared:
-                        new[token] = arrays_of(record)
-                    used.add(token)
-                    worker.shared[token] = None
-                    worker.shared.move_to_end(token)
-            client = message.metadata.dst_node_id - FIRST_NODE
+            parts: Parts = {}
+            for name, record in message.content.items():
+                if not isinstance(record, ArrayRecord) or not record:
+                    parts[name] = record
+                    continue
+                token = self._token(record)
+                if token not in worker.shared:
+                    new[token] = record
+                parts[name] = Shared(token)
+                used.add(token)
+                worker.shared[token] = None
+                worker.shared.move_to_end(token)
             about = message.metadata
-            parts = parts_of(message.content, known)
+            client = about.dst_node_id - FIRST_NODE
             state = self._states.get(client)
             tasks.append(Task(number, client, about.message_type, about.group_id, about.ttl, parts, state))
         # Those that were used last stay, and all that this batch needs.

@@ -5,14 +5,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from common.simulation import KeptState
 
-_KINDS = {"arrays": ArrayRecord, "config": ConfigRecord, "metrics": MetricRecord}
 
-# Of a record its kind and content; of arrays that several clients get, the kind "shared" and their number.
-Parts = dict[str, tuple[str, Any]]
+@dataclass(frozen=True)
+class Shared:
+    """Stands for arrays that several clients get: their number."""
+
+    number: int
+
+
+# The records of a message by name. They are pickled as they are: to make them anew, Flower would check them again.
+Parts = dict[str, ArrayRecord | ConfigRecord | MetricRecord | Shared]
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class Batch:
     """Tasks for one worker, with the shared arrays that it does not have yet, and those that it needs no more."""
 
     tasks: list[Task]
-    shared: dict[int, Any] = field(default_factory=dict)
+    shared: dict[int, ArrayRecord] = field(default_factory=dict)
     forget: tuple[int, ...] = ()
 
 
@@ -74,39 +80,6 @@ def from_bytes(content: bytes) -> Any:
     return pickle.loads(content)
 
 
-def parts_of(content: RecordDict, shared: Mapping[int, int] | None = None) -> Parts:
-    """Return the records of a message.
-
-    Args:
-        content: of the message.
-        shared: numbers of arrays that travel by themselves, by the ``id`` of their record.
-    """
-    parts: Parts = {}
-    for name, record in content.items():
-        if isinstance(record, ArrayRecord):
-            known = shared.get(id(record)) if shared else None
-            parts[name] = ("arrays", arrays_of(record)) if known is None else ("shared", known)
-        else:
-            parts[name] = ("config" if isinstance(record, ConfigRecord) else "metrics", dict(record))
-    return parts
-
-
 def content_of(parts: Parts, shared: Mapping[int, ArrayRecord]) -> RecordDict:
-    """Return the records that ``parts_of`` took apart."""
-    content = RecordDict()
-    for name, (kind, value) in parts.items():
-        if kind == "shared":
-            content[name] = shared[value]
-        else:
-            content[name] = record_of(value) if kind == "arrays" else _KINDS[kind](value)
-    return content
-
-
-def arrays_of(record: ArrayRecord) -> list[tuple[str, str, tuple[int, ...], str, bytes]]:
-    """Return the arrays of a record."""
-    return [(name, array.dtype, array.shape, array.stype, array.data) for name, array in record.items()]
-
-
-def record_of(arrays: list[tuple[str, str, tuple[int, ...], str, bytes]]) -> ArrayRecord:
-    """Return the record that ``arrays_of`` took apart."""
-    return ArrayRecord({name: Array(dtype, shape, stype, data) for name, dtype, shape, stype, data in arrays})
+    """Return the records of a message, with those that are ``shared`` in their place."""
+    return RecordDict({name: shared[part.number] if isinstance(part, Shared) else part for name, part in parts.items()})

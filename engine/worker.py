@@ -11,7 +11,7 @@ from client_app.app import app
 from client_app.state import ContextStore
 from common.flower import given_id
 from common.simulation import enter_simulation
-from engine.parcels import Answer, Batch, Line, Task, content_of, from_bytes, parts_of, record_of, to_bytes
+from engine.parcels import Answer, Batch, Line, Task, content_of, from_bytes, to_bytes
 from engine.plan import Plan
 
 # Node ids of the clients: this, and their number.
@@ -38,7 +38,7 @@ def work(connection: Connection, plan: Plan, slot: int) -> None:
             return
         for number in batch.forget:
             del shared[number]
-        shared |= {number: record_of(arrays) for number, arrays in batch.shared.items()}
+        shared |= batch.shared
         for task in batch.tasks:
             connection.send_bytes(to_bytes(_answer(task, plan, shared)))
 
@@ -62,7 +62,7 @@ def _answer(task: Task, plan: Plan, shared: dict[int, ArrayRecord]) -> Answer:
     # A new version is a new object.
     kept = store.kept
     new = kept if kept is not None and (task.state is None or kept.tensors is not task.state.tensors) else None
-    return Answer(task.number, parts_of(reply.content), new, time.perf_counter() - started)
+    return Answer(task.number, dict(reply.content), new, time.perf_counter() - started)
 
 
 class _ToServer(logging.Handler):

@@ -159,11 +159,18 @@ def deployment(tmp_path: Path) -> "Iterator[Deployment]":
         deployment.end()
 
 
-# What waits for real processes: begun first, so that no worker is left with one of them at the end.
-_SLOW = ("simulation", "kills", "nodes", "faults", "experiments", "operator", "serving", "certificates")
+# What takes longest: begun first, so that no worker is left with it at the end.
+_LONG = ("simulation", "engine", "kills", "nodes", "faults", "experiments", "operator", "serving", "certificates")
+# A test with one of these waits for processes that it starts.
+_PROCESSES = {"simulator", "deployment", "plain", "fedper", "secure", "superlink", "runner"}
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the slow files first."""
-    places = {f"test_{name}.py": place for place, name in enumerate(_SLOW)}
+    """Put the long files first, and tests that start processes among the thorough ones, but for those marked quick."""
+    places = {f"test_{name}.py": place for place, name in enumerate(_LONG)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
+    for item in items:
+        waits = _PROCESSES & set(getattr(item, "fixturenames", ()))
+        if waits and not any(item.get_closest_marker(name) for name in ("quick", "slow")):
+            item.add_marker("thorough")
