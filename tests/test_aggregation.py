@@ -233,6 +233,7 @@ def test_a_method_that_averages_nothing_has_no_other_aggregate(tmp_path: Path) -
         federate(tmp_path, 3, method="ua-pdfl", aggregation="median")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("aggregation", ["mean", "clipped-mean", "median", "trimmed-mean"])
 @pytest.mark.parametrize("attack", ["1e30", "x100", "nan"])
 def test_attacks_that_every_aggregation_withstands(tmp_path: Path, aggregation: str, attack: str) -> None:

@@ -98,6 +98,7 @@ def test_run_config_is_read_as_flower_reads_it(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("argument", "line"),
     [

@@ -339,6 +339,7 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
+@pytest.mark.thorough
 def test_another_process_draws_the_same_bit_for_bit_and_in_silence():
     run = subprocess.run(
         [sys.executable, "-c", "import test_data; print(test_data.fingerprint())"],

@@ -112,6 +112,7 @@ def test_every_method_gives_the_numbers_that_it_gives_elsewhere(local: Local, tm
     assert there.summary["accuracy"] == here.summary["accuracy"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_goes_on_from_its_checkpoint(local: Local, tmp_path: Path, method: str) -> None:
     keys: dict[str, Any] = {"method": method, "participation": 0.5, "local_epochs": 1, "evaluate_every": 1}
@@ -177,6 +178,7 @@ def test_a_run_that_was_stopped_is_resumed_with_the_same_numbers(runner: Runner,
     assert numbers(stopped) == numbers(whole)
 
 
+@pytest.mark.quick
 def test_a_worker_that_is_killed_is_replaced_and_its_client_asked_again(runner: Runner) -> None:
     keys = f'method="fedper" rounds=4 {LONG}'
     runner.run(keys)

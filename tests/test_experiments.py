@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import re
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from results.history import ClientRound, History, Round, Scores, Traffic
 from results.runs import LocalEngine, Runs, RunSpec
 from server_app.settings import read_config
 from server_app.setup import check_run
-from tests.conftest import PATIENCE, Simulator
+from tests.conftest import PATIENCE
 from tests.deployment import until
 from tests.harness import ROOT
 
@@ -325,19 +326,21 @@ def real(tmp_path: Path, rounds: int, **changes: Any) -> Path:
     return written(tmp_path / "real.yaml", content | changes)
 
 
-def command(simulator: Simulator, file: Path, *options: str) -> list[str]:
-    return [
-        *(sys.executable, "-m", "cli.main", "reproduce", str(file), "--app", str(simulator.app), "--superlink", "test"),
-        *("-o", str(file.parent / "out"), *options),
-    ]
+def command(file: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "cli.main", "reproduce", str(file), "-o", str(file.parent / "out"), *options]
 
 
-def test_a_table_is_run_told_and_not_run_again(simulator: Simulator, tmp_path: Path) -> None:
-    reproduce = command(simulator, real(tmp_path, rounds=4), "--scale", "0.5", "--report")
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    return os.environ | {"FLORET_HOME": str(tmp_path / "floret"), "FLWR_HOME": str(tmp_path / "flwr")}
+
+
+def test_a_table_is_run_told_and_not_run_again(env: dict[str, str], tmp_path: Path) -> None:
+    reproduce = command(real(tmp_path, rounds=4), "--scale", "0.5", "--report")
 
     def run(*options: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*reproduce, *options], env=simulator.env, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT
+            [*reproduce, *options], env=env, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT
         )
 
     done = run()
@@ -390,19 +393,19 @@ def unlocked(file: IO[str]) -> bool:
     return True
 
 
-@pytest.mark.slow
-def test_what_was_interrupted_goes_on(simulator: Simulator, tmp_path: Path) -> None:
+@pytest.mark.thorough
+def test_what_was_interrupted_goes_on(env: dict[str, str], tmp_path: Path) -> None:
     file = real(
         tmp_path, rounds=30, rows=[{"name": "One", "config": {"method": "fedper"}, "reported": [50]}], claims=[]
     )
-    reproduce = command(simulator, file, "-c", "local-epochs=10 checkpoint-every=1")
+    reproduce = command(file, "-c", "local-epochs=60 checkpoint-every=1")
 
     def rounds() -> int:
         return sum(path.read_bytes().count(b"\n") for path in tmp_path.rglob("history.jsonl"))
 
     def begin(until_round: int) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            reproduce, env=simulator.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+            reproduce, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
         )
         until(lambda: rounds() >= until_round or process.poll() is not None, "no rounds")
         return process
@@ -423,11 +426,9 @@ def test_what_was_interrupted_goes_on(simulator: Simulator, tmp_path: Path) -> N
     left = rounds()
     until(lambda: rounds() > left, "the run does not go on")
     with Runs(ROOT, tmp_path / "out", check_run, LocalEngine(ROOT)).exclusive():
-        fourth = subprocess.run(
-            reproduce, env=simulator.env, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT
-        )
+        fourth = subprocess.run(reproduce, env=env, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
     assert fourth.stderr.strip() == f"floret: {tmp_path / 'out' / 'cells'}: another floret is starting runs there"
-    third = subprocess.run(reproduce, env=simulator.env, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
+    third = subprocess.run(reproduce, env=env, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
     assert third.returncode == 0, third.stderr
     (history,) = tmp_path.rglob("history.jsonl")
     assert [json.loads(line)["round"] for line in history.read_text().splitlines()] == [*range(1, 31)]

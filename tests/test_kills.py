@@ -44,6 +44,7 @@ def test_the_warm_process_killed_in_mid_training(deployment: Deployment) -> None
     assert deployment.rounds_kept("a") == deployment.rounds_kept("b") == [2, 3]
 
 
+@pytest.mark.thorough
 def test_a_call_right_after_the_warm_process_was_killed() -> None:
     warm = Warm(datasets=False)
     for _ in range(2):
@@ -53,6 +54,7 @@ def test_a_call_right_after_the_warm_process_was_killed() -> None:
         # Not waited for: the next call meets a process that is about to be gone.
 
 
+@pytest.mark.thorough
 def test_a_warm_process_rests_until_the_next_call() -> None:
     def warm_processes() -> list[int]:
         return [pid for pid, command in commands(children(os.getpid())).items() if "forkserver" in command]

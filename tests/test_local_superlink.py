@@ -78,6 +78,7 @@ def floret(*arguments: str | Path, **variables: str) -> subprocess.CompletedProc
     )
 
 
+@pytest.mark.thorough
 def test_a_simulation_of_another_environment_is_refused(tmp_path: Path, other: Path) -> None:
     port, home = free_port(), tmp_path / "flwr"
     with superlink(home, other, port, "--simulation") as pid:
@@ -86,8 +87,17 @@ def test_a_simulation_of_another_environment_is_refused(tmp_path: Path, other: P
         for command in (
             ["run", ".", "--stream"],
             ["run", ".", "own"],
-            ["sweep", ".", "--grid", "seed=[0]", "-c", "rounds=1", "--output", tmp_path / "sweep"],
-            ["reproduce", "experiments/feddfpa-table1.yaml", "--scale", "0.01", "--output", tmp_path / "results"],
+            ["sweep", ".", "--engine", "ray", "--grid", "seed=[0]", "-c", "rounds=1", "--output", tmp_path / "sweep"],
+            [
+                "reproduce",
+                "experiments/feddfpa-table1.yaml",
+                "--engine",
+                "ray",
+                "--scale",
+                "0.01",
+                "--output",
+                tmp_path / "results",
+            ],
         ):
             done = floret(*command, FLWR_HOME=str(home))
             assert done.returncode == 2, done.stdout + done.stderr

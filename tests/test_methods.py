@@ -56,6 +56,7 @@ def test_fedproto_sends_its_own_classes_and_gets_those_that_exist(tmp_path: Path
     assert travelled(outcome, "down") == [{str(i): 0 for i in range(4)}, {str(i): 4 * 64 * known for i in range(4)}]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("method", "batch_norm", "scalars"),
     [
@@ -161,6 +162,7 @@ def test_a_users_own_files(tmp_path: Path) -> None:
     assert {c["bytes"]["up"] for c in outcome.history[0]["clients"].values()} == {4 * (21 * 128 + 129 * 64)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 def test_the_order_in_which_clients_answer_changes_nothing(tmp_path: Path, method: str) -> None:
     assert same(

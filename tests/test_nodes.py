@@ -293,6 +293,7 @@ def fedper(plain: Plain) -> Plain:
     return plain
 
 
+@pytest.mark.quick
 def test_nodes_with_their_own_files_and_images(fedper: Plain, tmp_path: Path) -> None:
     history, summary = fedper.finished("fedper")
     assert [line["round"] for line in history] == list(range(1, 10))
@@ -314,6 +315,7 @@ def test_nodes_with_their_own_files_and_images(fedper: Plain, tmp_path: Path) ->
         assert out.splitlines()[0] == "input,class," + ",".join(f"score {label}" for label in NAMES)
 
 
+@pytest.mark.quick
 def test_a_client_that_comes_in_the_middle_of_a_run(fedper: Plain) -> None:
     history, _ = fedper.finished("fedper")
     first = next(line["round"] for line in history if "late" in line["clients"])

@@ -469,6 +469,7 @@ def test_every_tensor_has_a_kind() -> None:
 # A whole federation
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_without_those_who_refuse_and_those_who_tell_nothing(tmp_path: Path) -> None:
     def silent(message: Message, reply: Message) -> Message:
         metrics = reply.content.get("metrics")

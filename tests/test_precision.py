@@ -18,6 +18,7 @@ from tests.test_papers import write_images
 CPU = torch.device("cpu")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_learns_in_bfloat16_and_sends_float32(tmp_path: Path, method: str) -> None:
     sent: list[torch.Tensor] = []

@@ -48,6 +48,7 @@ def test_more_threads_than_cpus_is_refused(config: RunConfig) -> None:
         use_threads(dataclasses.replace(config, threads=cpus + 1))
 
 
+@pytest.mark.thorough
 def test_a_client_loads_no_more_than_it_needs(tmp_path: Path) -> None:
     # Each of these takes every client process a second or more, and a device the memory.
     script = (

@@ -185,6 +185,7 @@ def test_a_client_can_be_absent_in_the_last_round_of_these_runs(federated: Calla
     assert sorted(entry["trained"] for entry in clients.values()) == [False, True]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_predict_is_as_accurate_as_the_run_reported(
     federated: Callable[[str], Federated], floret: Floret, tmp_path: Path, name: str
@@ -291,6 +292,7 @@ def exported(federated: Callable[[str], Federated], tmp_path_factory: pytest.Tem
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["pt2", "onnx"])
 @pytest.mark.parametrize("name", CASES)
 def test_an_exported_model_gives_the_same_scores_without_floret(

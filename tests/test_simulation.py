@@ -47,6 +47,7 @@ def two_actors(simulator: Simulator) -> tuple[str, Path]:
     )
 
 
+@pytest.mark.quick
 def test_the_main_job_ends_with_a_table_and_a_report(two_actors: tuple[str, Path]) -> None:
     log, directory = two_actors
     summary, history = read(directory)
@@ -75,11 +76,13 @@ def test_one_actor_gives_the_same_history_as_two(simulator: Simulator, two_actor
     assert timeless(one) == timeless(two)
 
 
+@pytest.mark.quick
 def test_the_harness_of_the_other_tests_gives_the_same_history(tmp_path: Path, two_actors: tuple[str, Path]) -> None:
     here = federate(tmp_path, 10, rounds=3, local_epochs=2, participation=0.5)
     assert timeless(here.history) == timeless(read(two_actors[1])[1])
 
 
+@pytest.mark.quick
 def test_personal_models_are_those_that_were_measured(tmp_path: Path, two_actors: tuple[str, Path]) -> None:
     _, directory = two_actors
     _, history = read(directory)
@@ -148,7 +151,7 @@ def test_a_sweep_runs_what_is_missing_and_lets_the_validation_split_decide(
     simulator: Simulator, tmp_path: Path
 ) -> None:
     command = [
-        *(sys.executable, "-m", "cli.main", "sweep", str(simulator.app), "--superlink", "test"),
+        *(sys.executable, "-m", "cli.main", "sweep", str(simulator.app), "--engine", "ray", "--superlink", "test"),
         *("-o", str(tmp_path / "out")),
         *("--grid", "seed=[0, 1]", "-c", 'method="local" rounds=1', "--federation-config", "num-supernodes=2"),
     ]

@@ -53,6 +53,7 @@ def _sketched(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(METHODS, method, "a sketch")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", KEYS)
 def test_a_sketch_learns_keeps_its_state_and_resumes(tmp_path: Path, method: str) -> None:
     keys: dict[str, Any] = {"method": method, "rounds": 5, "participation": 0.6, "local_epochs": 1, "evaluate_every": 2}
@@ -264,6 +265,7 @@ def test_the_server_has_filters_and_an_aggregate_to_exchange(tmp_path: Path, mon
 # The type in which tensors travel
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["fedavg", "fedproto", "ua-pdfl", "sketch-sparse", "sketch-student"])
 def test_float16_halves_the_bytes(tmp_path: Path, method: str) -> None:
     runs = [federate(tmp_path, method=method, wire=wire, rounds=3) for wire in ("float32", "float16")]

@@ -105,6 +105,7 @@ def test_both_have_config_rounds_and_summary(tmp_path: Path) -> None:
     assert sorted(path.name for path in output.iterdir()) == [outcome.directory.name, "mlflow.db"]
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_goes_on_where_it_was_and_doubles_no_round(tmp_path: Path) -> None:
     output, states = tmp_path / "runs", tmp_path / "states"
     keys = KEYS | {"rounds": 5, "checkpoint_every": 3}
