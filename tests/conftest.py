@@ -162,7 +162,7 @@ def deployment(tmp_path: Path) -> "Iterator[Deployment]":
 # What takes longest: begun first, so that no worker is left with it at the end.
 _LONG = ("simulation", "engine", "kills", "nodes", "faults", "experiments", "operator", "serving", "certificates")
 # A test with one of these waits for processes that it starts.
-_PROCESSES = {"simulator", "deployment", "plain", "fedper", "secure", "superlink", "runner"}
+_PROCESSES = {"simulator", "deployment", "plain", "fedper", "secure", "superlink", "runner", "exported"}
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -180,7 +180,7 @@ def test_a_run_that_was_stopped_is_resumed_with_the_same_numbers(runner: Runner,
 
 @pytest.mark.quick
 def test_a_worker_that_is_killed_is_replaced_and_its_client_asked_again(runner: Runner) -> None:
-    keys = f'method="fedper" rounds=4 {LONG}'
+    keys = 'method="fedper" rounds=3 local-epochs=60'
     runner.run(keys)
     process = runner.start(keys)
     until(lambda: len(list(runner.output.iterdir())) == 2, "no run")

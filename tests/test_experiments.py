@@ -335,6 +335,7 @@ def env(tmp_path: Path) -> dict[str, str]:
     return os.environ | {"FLORET_HOME": str(tmp_path / "floret"), "FLWR_HOME": str(tmp_path / "flwr")}
 
 
+@pytest.mark.thorough
 def test_a_table_is_run_told_and_not_run_again(env: dict[str, str], tmp_path: Path) -> None:
     reproduce = command(real(tmp_path, rounds=4), "--scale", "0.5", "--report")
 

@@ -182,7 +182,7 @@ def test_feddfpa_does_not_fuse_a_head_of_several_layers(tmp_path: Path) -> None:
         federate(tmp_path, method="feddfpa", head_layers=2)
 
 
-@pytest.mark.parametrize("model", ["mlp", "resnet18"])
+@pytest.mark.parametrize("model", ["mlp", pytest.param("resnet18", marks=pytest.mark.thorough)])
 def test_ua_pdfl(tmp_path: Path, model: str) -> None:
     small: dict[str, Any] = {"max_samples": 60, "local_epochs": 1} if model == "resnet18" else {}
     outcome = federate(tmp_path, 3, method="ua-pdfl", model=model, ua_pdfl__th=-1.0, ua_pdfl__mu=1e-6, **small)

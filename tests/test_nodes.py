@@ -32,7 +32,7 @@ from common.errors import FloretError
 from data import ClientData, load_own
 from tests.conftest import PATIENCE, free_port
 from tests.deployment import BIN, Deployment, children, finish, until
-from tests.harness import ROOT, copy_app, federate, run_config
+from tests.harness import ROOT, copy_app, federate, run_config, timeless
 
 NAMES = ("north", "east", "south", "west")
 
@@ -294,6 +294,17 @@ def fedper(plain: Plain) -> Plain:
 
 
 @pytest.mark.quick
+def test_real_nodes_give_the_numbers_of_the_other_ways(deployment: Deployment, tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"method": "pfps-lwc", "rounds": 3, "local_epochs": 1, "min_clients": 2}
+    for name in ("0", "1"):
+        deployment.node(name, "--partition", f"{name}/2", wait=False)
+    finish(deployment.run(**keys))
+    here = federate(tmp_path / "here", 2, **keys)
+    assert timeless(deployment.history()) == timeless(here.history)
+    for name in ("0", "1"):
+        assert deployment.rounds_kept(name, "pfps-lwc") == [2, 3]
+
+
 def test_nodes_with_their_own_files_and_images(fedper: Plain, tmp_path: Path) -> None:
     history, summary = fedper.finished("fedper")
     assert [line["round"] for line in history] == list(range(1, 10))
@@ -315,7 +326,6 @@ def test_nodes_with_their_own_files_and_images(fedper: Plain, tmp_path: Path) ->
         assert out.splitlines()[0] == "input,class," + ",".join(f"score {label}" for label in NAMES)
 
 
-@pytest.mark.quick
 def test_a_client_that_comes_in_the_middle_of_a_run(fedper: Plain) -> None:
     history, _ = fedper.finished("fedper")
     first = next(line["round"] for line in history if "late" in line["clients"])
