@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 aten = torch.ops.aten
-SET_DATA = torch.Tensor.data.__set__
+SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 CUDA, STAND_IN, CPU = torch.device("cuda", 0), torch.device("meta"), torch.device("cpu")
 # The host waits for them: it needs a number, or the size of a result.
 WAITS = {
@@ -53,7 +53,7 @@ class Far(torch.Tensor):
             device=STAND_IN,
         )
         made.near = near
-        return made  # type: ignore[no-any-return]
+        return made
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -70,7 +70,7 @@ class Far(torch.Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first")
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Far":
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         copied: Any = self.detach().clone().requires_grad_(self.requires_grad)
         copied.__dict__.update({key: value for key, value in self.__dict__.items() if key != "near"})
         memo[id(self)] = copied
