@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
 
@@ -25,6 +26,7 @@ from common.seeds import torch_generator
 from common.sgd import Sgd
 from common.tensors import NamedArrays
 from common.wire import from_record
+from data import Split
 from models import SplitModel
 from server_app.federation import Federation
 from server_app.settings import read_config
@@ -134,6 +136,27 @@ def test_fractions_are_of_all_samples_of_a_client(tmp_path: Path) -> None:
     assert sizes(client) == (100, 40, 60)
     (client,) = dealt(tmp_path, 1, partition="iid", max_samples=200, validation_fraction=0.3, test_fraction=0.1)
     assert sizes(client) == (120, 60, 20)
+
+
+def test_keys_of_images(tmp_path: Path) -> None:
+    """Of a pool of images in class folders; those of a node's own images are in tests/test_data_images.py."""
+    for part, samples in (("train", 6), ("test", 3)):
+        for name in ("cat", "dog"):
+            (tmp_path / part / name).mkdir(parents=True)
+            for i in range(samples):
+                Image.fromarray(np.full((8, 6), 20 * i, np.uint8)).save(tmp_path / part / name / f"{i}.png")
+    keys: dict[str, Any] = {"dataset": "image-folder", "data_dir": str(tmp_path), "partition": "iid"}
+    for own, shape in (
+        ({}, (1, 8, 6)),
+        ({"image_channels": 3}, (3, 8, 6)),
+        ({"image_size": 5}, (1, 5, 5)),
+        ({"image_size": 4, "image_channels": 3}, (3, 4, 4)),
+    ):
+        clients = dealt(tmp_path, 2, **keys, **own)
+        assert {client.input_shape for client in clients} == {shape}
+        assert {tuple(client.train.x.shape[1:]) for client in clients} == {shape}
+    swapped, sorted_ = (dealt(tmp_path, 2, **keys, class_names=names)[0] for names in ("dog,cat", ""))
+    assert swapped.train.y.tolist() == (1 - sorted_.train.y).tolist()
 
 
 def test_download_fetches_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,6 +329,7 @@ def plain(client: Any, epochs: list[tuple[str, int]], lr: float) -> SplitModel:
     """Return the model after training by a plain loop: of each part of it, in turn, so many epochs."""
     model: SplitModel = client.initial_model()
     train = client.data.train
+    assert len(train) > 32  # several batches, of whatever size
     order = torch_generator(5, "batches", client.setting.name, 1)
     for part, times in epochs:
         parameters = list((getattr(model, part) if part else model).parameters())
@@ -329,7 +353,7 @@ def test_a_round_is_that_of_a_plain_loop(
     tmp_path: Path, method: str, keys: dict[str, Any], epochs: list[tuple[str, int]]
 ) -> None:
     own: dict[str, Any] = {"lr": 0.04, "momentum": 0.6, "weight_decay": 0.01, "batch_size": 7, "local_epochs": 3}
-    outcome = federate(tmp_path, 1, method=method, rounds=1, seed=5, max_samples=60, **own, **keys)
+    outcome = federate(tmp_path, 1, method=method, rounds=1, partition="iid", seed=5, max_samples=60, **own, **keys)
     context = outcome.grid.contexts[1000]
     expected = plain(standing(context, last_train(outcome)), epochs, 0.04).state_dict()
     found = kept(context).load()
@@ -362,6 +386,30 @@ def test_a_round_goes_so_often_through_the_data(tmp_path: Path, method: str, key
     client.receive()
     client.train()
     assert begun == epochs
+
+
+def test_the_order_of_batches_is_new_in_every_round(tmp_path: Path) -> None:
+    outcome = federate(tmp_path, 2, method="local", rounds=2, local_epochs=1, max_samples=60)
+    orders = []
+    for node, server_round in ((1000, "1"), (1000, "2"), (1001, "2")):
+        for m in outcome.grid.messages:
+            if (m.metadata.message_type, m.metadata.dst_node_id, m.metadata.group_id) == ("train", node, server_round):
+                client = standing(outcome.grid.contexts[node], m)
+                client.data = replace(client.data, train=Split(torch.zeros(20, 1), torch.zeros(20, dtype=torch.int64)))
+                orders.append(torch.cat([batch.index for batch in client.training_batches()]).tolist())
+    assert len({tuple(order) for order in orders}) == 3
+    assert all(sorted(order) == list(range(20)) for order in orders)
+
+
+def test_one_value_that_is_not_finite_is_divergence(tmp_path: Path) -> None:
+    outcome = federate(tmp_path, 1, method="local", rounds=1, local_epochs=1, max_samples=40)
+    client = standing(outcome.grid.contexts[1000], last_train(outcome))
+    tensors = {"w": torch.ones(3, 4), "n": torch.tensor(2)}
+    client._check_finite(tensors)
+    for wrong in (math.nan, math.inf, -math.inf):
+        tensors["w"][1, 2] = wrong
+        with pytest.raises(FloretError, match="training diverged: w is not finite; lower lr"):
+            client._check_finite(tensors)
 
 
 def test_threads_of_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,13 +471,13 @@ def loss_of_feddfpa(halted: Halted, batch: Batch) -> Tensor:
 
 def loss_of_ua_pdfl(halted: Halted, batch: Batch) -> Tensor:
     client = halted.client
-    own = client.model.features(torch.ones(1, *client.data.input_shape))[0]
-    return 0.6 * (own - client._average).square().mean()
+    difference: Tensor = client.model.features(torch.ones(1, *client.data.input_shape))[0] - client._average
+    return 0.6 * difference.square().mean()
 
 
 def loss_of_pfps_lwc(halted: Halted, batch: Batch) -> Tensor:
-    head = torch.cat([parameter.flatten() for parameter in halted.client.model.head.parameters()])
-    return 0.5 * head.norm()
+    squared = torch.stack([parameter.square().sum() for parameter in halted.client.model.head.parameters()])
+    return 0.5 * squared.sum().sqrt()
 
 
 def loss_of_pfakd(halted: Halted, batch: Batch) -> Tensor:
@@ -521,8 +569,8 @@ COVERED = {
     "data-dir": "tests/test_methods.py::test_a_users_own_files",
     "download": f"{HERE}::test_download_fetches_what_is_not_there",
     "max-samples": "tests/test_data.py::test_max_samples_keeps_a_seeded_choice_of_the_pool",
-    "image-size": "tests/test_data_images.py::test_another_size_is_refused_or_resized",
-    "image-channels": "tests/test_data_images.py::test_channels_are_converted",
+    "image-size": f"{HERE}::test_keys_of_images",
+    "image-channels": f"{HERE}::test_keys_of_images",
     "class-names": "tests/test_data.py::test_names_for_the_classes_of_a_nodes_own_files",
     "partition": f"{HERE}::test_keys_of_partitions",
     "alpha": f"{HERE}::test_keys_of_partitions",
