@@ -103,13 +103,13 @@ DEFECTS: list[Defect] = [
             "a tensor that nobody sent is forgotten",
             "return self.arrays | self._aggregate.result()",
             "return self._aggregate.result()",
-            f"{PAPERS} {METHODS} tests/test_sketches.py",
+            f"{METHODS}::test_a_class_that_nobody_sends_keeps_its_prototype",
         ),
         (
             "clipping looks at the extractor alone",
             "groups = self._trained.intersection(reply.sizes)",
             'groups = {"extractor"}.intersection(reply.sizes)',
-            f"{AGGREGATION} {KEYS}",
+            f"{KEYS}::test_the_aggregate_is_the_one_that_the_keys_name",
         ),
         (
             "a size is not divided by the root of the steps",
@@ -167,7 +167,7 @@ DEFECTS: list[Defect] = [
             "clients that were asked and were silent are evaluated",
             "known = self.results.keys() | self._silent",
             "known = self.results.keys()",
-            f"{METHODS} {REPLIES}",
+            f"{METHODS}::test_who_was_silent_is_not_asked_again_in_the_same_round",
         ),
         (
             "absent clients are never sent the global model",
@@ -211,7 +211,7 @@ DEFECTS: list[Defect] = [
             "a round is run twice after a resume",
             "range(checkpoint.round + 1, config.rounds + 1)",
             "range(max(checkpoint.round, 1), config.rounds + 1)",
-            RESUME,
+            f"{RESUME}::test_a_finished_run_can_be_made_longer",
         ),
         (
             "usual sizes are not restored",
@@ -223,13 +223,13 @@ DEFECTS: list[Defect] = [
             "clients are not told of the resume",
             "strategy.session.resumed = (*checkpoint.resumed, checkpoint.round)",
             "strategy.session.resumed = checkpoint.resumed",
-            RESUME,
+            f"{RESUME}::test_checkpoints_that_are_rarer_than_rounds_and_crashes_that_are_not",
         ),
         (
             "clients are not told how far the server can go back",
             "            strategy.session.checkpointed = server_round\n",
             "",
-            f"{RESUME} {STATE}",
+            f"{RESUME}::test_checkpoints_that_are_rarer_than_rounds_and_crashes_that_are_not",
         ),
     ),
     *_of(
@@ -240,9 +240,14 @@ DEFECTS: list[Defect] = [
             "mail of an earlier round is taken for this one's",
             "if c in old and old[c].round == mail.round",
             "if c in old",
-            RESUME,
+            f"{RESUME}::test_files_of_mail_do_not_pile_up",
         ),
-        ("the oldest checkpoint is read", 'glob("round-*.json"), reverse=True)', 'glob("round-*.json"))', RESUME),
+        (
+            "the oldest checkpoint is read",
+            'glob("round-*.json"), reverse=True)',
+            'glob("round-*.json"))',
+            f"{RESUME}::test_files_of_mail_do_not_pile_up",
+        ),
     ),
     *_of(
         "checkpoint",
@@ -251,7 +256,7 @@ DEFECTS: list[Defect] = [
             "lr may differ in a resumed run",
             '*("rounds", "evaluate-every",',
             '*("lr", "rounds", "evaluate-every",',
-            RESUME,
+            f"{RESUME}::test_what_cannot_be_resumed_says_why_and_loses_nothing",
         ),
     ),
     *_of(
@@ -529,7 +534,7 @@ DEFECTS: list[Defect] = [
             "accuracy is measured in training mode",
             "model = self.serving().eval()",
             "model = self.serving()",
-            f"{PAPERS} {METHODS} tests/test_models.py tests/test_serving.py",
+            f"{METHODS}::test_accuracies_are_measured_in_evaluation_mode",
         ),
         (
             "accuracy is measured in bfloat16",
@@ -553,7 +558,7 @@ DEFECTS: list[Defect] = [
             "every step waits for the device",
             "total += step(batch).detach()",
             "total += step(batch).detach().item()",
-            REHEARSAL,
+            f"{REHEARSAL}::test_more_batches_and_epochs_do_not_wait_more_often",
         ),
         (
             "the historical extractor is that which was received",
@@ -565,7 +570,7 @@ DEFECTS: list[Defect] = [
             "a cached teacher mixes up its samples",
             "return lambda batch: [take(tensor, batch.index) for tensor in cached]",
             "return lambda batch: [tensor[: len(batch.y)] for tensor in cached]",
-            f"{KEYS} {LOSSES} {METHODS}",
+            f"{KEYS}::test_a_loss_has_the_weights_of_the_keys",
         ),
     ),
     *_of(
@@ -575,7 +580,7 @@ DEFECTS: list[Defect] = [
             "prototypes are made on the CPU",
             "rows = torch.zeros(classes, width, device=device)",
             "rows = torch.zeros(classes, width)",
-            REHEARSAL,
+            f"{REHEARSAL}::test_a_message_gives_on_the_device_what_it_gives_on_the_cpu",
         ),
         (
             "samples of unknown classes are aligned to zero",
@@ -681,7 +686,7 @@ DEFECTS: list[Defect] = [
             "FedCPD waits for the device in every batch",
             "if own.contrast and self._any_known:",
             "if own.contrast and self._prototypes[1].any():",
-            REHEARSAL,
+            f"{REHEARSAL}::test_more_batches_and_epochs_do_not_wait_more_often",
         ),
         (
             "FedCPD: the teacher is the received extractor",
