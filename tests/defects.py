@@ -155,7 +155,7 @@ DEFECTS: list[Defect] = [
             "a round with min-replies good replies is too few",
             "if len(self.results) < self.config.min_replies:",
             "if len(self.results) <= self.config.min_replies:",
-            f"{METHODS}::test_bytes_are_those_of_the_formula",
+            f"{METHODS}::test_too_few_good_replies_change_nothing",
         ),
         (
             "key min-replies: too few replies change the model",
@@ -217,13 +217,13 @@ DEFECTS: list[Defect] = [
             "usual sizes are not restored",
             "    strategy.norms.load_state_dict(norms)\n",
             "",
-            f"{AGGREGATION}::test_what_is_usual_survives_a_resume",
+            f"{AGGREGATION}::test_what_was_usual_before_a_resume_judges_the_round_after_it",
         ),
         (
             "clients are not told of the resume",
             "strategy.session.resumed = (*checkpoint.resumed, checkpoint.round)",
             "strategy.session.resumed = checkpoint.resumed",
-            f"{RESUME}::test_checkpoints_that_are_rarer_than_rounds_and_crashes_that_are_not",
+            f"{RESUME}::test_clients_are_told_after_which_rounds_a_run_was_resumed",
         ),
         (
             "clients are not told how far the server can go back",
@@ -320,12 +320,22 @@ DEFECTS: list[Defect] = [
             "sorted(last, reverse=True)[: quota.runs]",
             STATE,
         ),
-        ("the first line goes", "safe = [min(last), most, newest]", "safe = [most, newest]", STATE),
+        (
+            "the first line goes",
+            "safe = [min(last), most, newest]",
+            "safe = [most, newest]",
+            f"{STATE}::test_a_quota_that_was_lowered_leaves_what_no_quota_takes",
+        ),
     ),
     *_of(
         "parser",
         "common/config.py",
-        ("a lower bound is left out", "(low < value if above else low <= value)", "(low < value)", CONFIG),
+        (
+            "what may be the lower bound must be above it",
+            "(low < value if above else low <= value)",
+            "(low < value)",
+            CONFIG,
+        ),
         (
             "an upper bound is not looked at",
             "fine = (low < value if above else low <= value) and value <= high",
