@@ -1120,7 +1120,7 @@ def first_failure(copy: Path, arguments: Sequence[str]) -> str:
         return f"no end within {PATIENCE:g} s"
     if done.returncode == 0:
         return ""
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     if done.returncode != 1 and not found:
         raise SystemExit(f"{' '.join(command)}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return found[1] if found else "a test without a name"

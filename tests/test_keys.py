@@ -324,21 +324,25 @@ def test_every_optimizer_of_a_method_goes_by_the_keys(tmp_path: Path, method: st
     assert {id(parameter) for parameter in client.model.parameters()} <= trained
 
 
-def plain(client: Any, epochs: list[tuple[str, int]], lr: float) -> SplitModel:
-    """Return the model after training by a plain loop: of each part of it, in turn, so many epochs."""
+def plain(client: Any, epochs: list[tuple[str, int]], lr: float) -> tuple[SplitModel, float]:
+    """Return the model after training by a plain loop, of each part of it, in turn, so many epochs; and the mean loss
+    over the steps of the last part.
+    """
     model: SplitModel = client.initial_model()
     train = client.data.train
     assert len(train) > 32  # several batches, of whatever size
     order = torch_generator(5, "batches", client.setting.name, 1)
     for part, times in epochs:
         parameters = list((getattr(model, part) if part else model).parameters())
-        sgd = torch.optim.SGD(parameters, lr=lr, momentum=0.6, weight_decay=0.01)
+        sgd, losses = torch.optim.SGD(parameters, lr=lr, momentum=0.6, weight_decay=0.01), []
         for _ in range(times):
             for index in torch.randperm(len(train), generator=order).split(7):
                 model.zero_grad()
-                cross_entropy(model(normalise(train.x[index])), train.y[index]).backward()
+                loss = cross_entropy(model(normalise(train.x[index])), train.y[index])
+                loss.backward()
                 sgd.step()
-    return model
+                losses.append(loss.item())
+    return model, float(np.mean(losses))
 
 
 @pytest.mark.parametrize(
@@ -354,8 +358,9 @@ def test_a_round_is_that_of_a_plain_loop(
     own: dict[str, Any] = {"lr": 0.04, "momentum": 0.6, "weight_decay": 0.01, "batch_size": 7, "local_epochs": 3}
     outcome = federate(tmp_path, 1, method=method, rounds=1, partition="iid", seed=5, max_samples=60, **own, **keys)
     context = outcome.grid.contexts[1000]
-    expected = plain(standing(context, last_train(outcome)), epochs, 0.04).state_dict()
-    found = kept(context).load()
+    model, loss = plain(standing(context, last_train(outcome)), epochs, 0.04)
+    assert outcome.history[0]["loss"] == pytest.approx(loss, rel=1e-5)
+    expected, found = model.state_dict(), kept(context).load()
     for name, tensor in expected.items():
         assert torch.allclose(found[MODEL + name], tensor, rtol=0, atol=1e-5), name
 
