@@ -1058,7 +1058,7 @@ DEFECTS: list[Defect] = [
             "what is sent in a round is given out in it",
             "        self._new[client] = Mail(server_round, dict(arrays))\n",
             "        self._kept[client] = Mail(server_round, dict(arrays))\n",
-            f"{METHODS}::test_the_order_in_which_clients_answer_changes_nothing",
+            f"{FORMULAS}::test_mail_is_given_out_from_the_next_round_on",
         ),
     ),
 ]
