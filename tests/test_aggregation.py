@@ -212,6 +212,23 @@ def test_what_is_usual_survives_a_resume(tmp_path: Path) -> None:
     assert manifest["round"] == 3
 
 
+def test_what_was_usual_before_a_resume_judges_the_round_after_it(tmp_path: Path) -> None:
+    """Where all updates are absurd, none is beside the others of its round."""
+
+    def enormous(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train":
+            sent = from_record(reply.content.array_records["arrays"])
+            reply.content["arrays"] = to_record({name: np.float32(1e6) * array for name, array in sent.items()})
+        return reply
+
+    keys: dict[str, Any] = {"method": "fedper", "local_epochs": 1}
+    first = federate(tmp_path / "runs", 4, states=tmp_path / "states", rounds=2, **keys)
+    keys |= {"rounds": 3, "resume": str(first.directory)}
+    resumed = federate(tmp_path / "runs", 4, states=tmp_path / "states", tamper=enormous, **keys)
+    refused = [entry for entry in resumed.history[-1]["refused"] if "times as large as usual" in entry["reason"]]
+    assert [entry["client"] for entry in refused] == ["0", "1", "2", "3"]
+
+
 def test_a_client_refuses_absurd_tensors_before_it_commits(tmp_path: Path) -> None:
     outcome = federate(tmp_path, 2, method="fedper", rounds=2)
     message = next(m for m in reversed(outcome.grid.messages) if m.metadata.message_type == "train")

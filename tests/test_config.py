@@ -15,6 +15,7 @@ from common.config import RunConfig, key_of
 from common.errors import ConfigError
 from common.local_superlink import simulated_clients
 from common.run_config import default_config, parse_run_config
+from common.yamlfile import read_yaml
 from results.page import write_sweep_page
 from results.sweep import combinations, markdown, rows, table_row
 from server_app.settings import read_config
@@ -148,6 +149,27 @@ def test_the_clients_of_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert simulated_clients([]) == simulated_clients([], "own") == 7
     for name in ("far", "closed", "unknown"):
         assert simulated_clients(["num-supernodes=3"], name) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        (b"a: !!python/object/apply:os.mkdir [sprung]", "is not YAML (could not determine a constructor for the tag"),
+        (b"a: \xff\xfe", "is not YAML ('utf-8' codec can't decode"),
+        (b"a: [1, 2", "is not YAML (while parsing a flow sequence"),
+        (b"[" * 10_000, "is nested too deeply"),
+    ],
+)
+def test_a_yaml_file_makes_no_objects_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, wrong: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_bytes(content)
+    with pytest.raises(ConfigError) as error:
+        read_yaml(tmp_path / "a.yaml", "policy a")
+    assert str(error.value).startswith(f"policy a: {wrong}")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "sprung").exists()
 
 
 def test_a_grid_is_every_combination_of_its_values() -> None:

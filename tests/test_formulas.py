@@ -17,10 +17,12 @@ from client_app.prototypes import alignment_loss, class_means, stack
 from client_app.state import ClientState, ContextStore
 from common.names import natural_key
 from common.seeds import derive_seed, numpy_generator, torch_generator
-from common.wire import from_record, payload_bytes, to_record
+from common.tensors import TensorSpec
+from common.wire import from_record, pack, payload_bytes, to_record
 from data import Split
 from results.history import Spread
 from strategies.core import Client, Roster, WeightedMean
+from strategies.core.post_office import PostOffice
 
 
 def test_fedprox_half_the_squared_distance_over_all_parameters() -> None:
@@ -181,6 +183,28 @@ def test_client_state_keeps_the_last_commit() -> None:
     assert again.round == 4
     (kept,) = again.load().items()
     assert (kept[0], kept[1].item()) == ("b", 3)
+
+
+def test_mail_is_given_out_from_the_next_round_on() -> None:
+    specs = {"w": TensorSpec((2,))}
+    post = PostOffice(specs, "float32")
+
+    def put(server_round: int) -> None:
+        post.put("a", server_round, pack({"w": np.full(2, server_round, np.float32)}, specs, "float32"))
+
+    put(1)
+    assert "a" not in post
+    post.end_round()
+    put(2)
+    assert post.rounds() == {"a": 1}
+    assert post["a"]["w"].tolist() == [1, 1]
+    post.forget_round()  # too few replies: the round changed nothing
+    post.end_round()
+    assert post.rounds() == {"a": 1}
+    put(3)
+    post.end_round()
+    assert post["a"]["w"].tolist() == [3, 3]
+    assert set(post.forward({0: ("a", ["w"])})) == {"0.w"}
 
 
 def test_the_roster_goes_by_name_whatever_the_node() -> None:

@@ -57,6 +57,18 @@ def test_a_run_killed_before_all_were_asked_goes_by_the_round_that_measured_most
     assert complete([], planned=20, every=5) == []
 
 
+def test_the_best_round_is_the_first_of_equals_on_the_validation_split() -> None:
+    levels = [0.4, 0.7, 0.7, 0.6]
+    history = History(tuple(measured(n, "ab", level=level) for n, level in enumerate(levels, 1)), 4, 1)
+    best = history.best_by_validation()
+    assert best
+    assert best.round == 2
+    figures = history.figures()
+    assert figures.bytes == Traffic(up=8, down=16)
+    assert figures.best_validation
+    assert figures.best_validation.test_mean == 0.7
+
+
 def test_a_client_that_left_does_not_make_the_rounds_after_it_incomplete() -> None:
     rounds = [measured(n, "abc" if n < 4 else "ab") for n in range(1, 7)]
     assert complete(rounds, planned=6, every=2) == [1, 2, 3, 4, 5, 6]

@@ -1,12 +1,44 @@
 """Keys of the run config act where they should: each test fails when its key does nothing, or something else."""
 
+import ast
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from flwr.app import ConfigRecord
+import torch
+from flwr.app import ConfigRecord, Message
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, cross_entropy
 
-from tests.harness import Outcome, federate
+import data
+from client_app.app import Request
+from client_app.batches import Batch, normalise
+from client_app.client import MEMORY, MODEL
+from client_app.methods.ua_pdfl import divergence
+from common.errors import DataError, FloretError
+from common.run_config import default_config
+from common.seeds import torch_generator
+from common.sgd import Sgd
+from common.tensors import NamedArrays
+from common.wire import from_record
+from data import Split
+from models import SplitModel
+from server_app.federation import Federation
+from server_app.settings import read_config
+from strategies import METHODS
+from strategies.core import keys_of
+from strategies.fedcpd import BLOCKS
+from tests.harness import ON_MLP, ROOT, LocalGrid, Outcome, federate, kept, run_config, standing
+from tests.test_losses import Halted
+from tests.test_papers import write_images
+
+DIVERGENCES = ("symmetric-kl", "jensen-shannon")
 
 
 def trained_by(outcome: Outcome, server_round: int) -> set[str]:
@@ -59,3 +91,580 @@ def test_evaluate_every_and_the_last_round(tmp_path: Path) -> None:
     asked = {m.metadata.group_id for m in outcome.grid.messages if m.metadata.message_type == "evaluate"}
     assert asked == {"2", "4", "5"}
     assert measured == [2, 4, 2, 4, 4]
+
+
+# Data
+
+
+def sizes(client: data.ClientData) -> tuple[int, int, int]:
+    return len(client.train), len(client.validation), len(client.test)
+
+
+def dealt(tmp_path: Path, clients: int = 10, **keys: Any) -> list[data.ClientData]:
+    """Return what each client has."""
+    config = read_config(run_config(tmp_path, **keys))[0]
+    return [data.load_client(config, i, clients) for i in range(clients)]
+
+
+def classes(client: data.ClientData) -> int:
+    return len(torch.cat([split.y for split in (client.train, client.validation, client.test)]).unique())
+
+
+def test_keys_of_partitions(tmp_path: Path) -> None:
+    assert {classes(client) for client in dealt(tmp_path)} == {2}
+    assert {classes(client) for client in dealt(tmp_path, classes_per_client=3)} == {3}
+    assert {classes(client) for client in dealt(tmp_path, partition="extreme", classes_per_client=5)} == {5}
+    # 1,797 samples, of which every shard takes as many
+    for shards in (1, 4):
+        totals = {sum(sizes(c)) for c in dealt(tmp_path, partition="shards", shards_per_client=shards)}
+        assert totals == {shards * (1797 // (10 * shards))}
+    assert all(classes(client) == 10 for client in dealt(tmp_path, partition="iid"))
+
+    def largest_share(alpha: float) -> float:
+        clients = dealt(tmp_path, partition="dirichlet", alpha=alpha, min_samples=20)
+        return float(np.mean([client.train.y.bincount().max() / len(client.train) for client in clients]))
+
+    assert largest_share(100.0) < 0.25 < 0.4 < largest_share(0.1)
+
+
+def test_min_samples_of_a_run(tmp_path: Path) -> None:
+    few, enough = (dealt(tmp_path, partition="dirichlet", alpha=0.1, min_samples=n) for n in (2, 60))
+    assert 2 <= min(sum(sizes(client)) for client in few) < 60 <= min(sum(sizes(client)) for client in enough)
+
+
+def test_fractions_are_of_all_samples_of_a_client(tmp_path: Path) -> None:
+    (client,) = dealt(tmp_path, 1, partition="iid", max_samples=200, validation_fraction=0.2, test_fraction=0.3)
+    assert sizes(client) == (100, 40, 60)
+    (client,) = dealt(tmp_path, 1, partition="iid", max_samples=200, validation_fraction=0.3, test_fraction=0.1)
+    assert sizes(client) == (120, 60, 20)
+
+
+def test_keys_of_images(tmp_path: Path) -> None:
+    """Of a pool of images in class folders; those of a node's own images are in tests/test_data_images.py."""
+    for part, samples in (("train", 6), ("test", 3)):
+        for name in ("cat", "dog"):
+            (tmp_path / part / name).mkdir(parents=True)
+            for i in range(samples):
+                Image.fromarray(np.full((8, 6), 20 * i, np.uint8)).save(tmp_path / part / name / f"{i}.png")
+    keys: dict[str, Any] = {"dataset": "image-folder", "data_dir": str(tmp_path), "partition": "iid"}
+    for own, shape in (
+        ({}, (1, 8, 6)),
+        ({"image_channels": 3}, (3, 8, 6)),
+        ({"image_size": 5}, (1, 5, 5)),
+        ({"image_size": 4, "image_channels": 3}, (3, 4, 4)),
+    ):
+        clients = dealt(tmp_path, 2, **keys, **own)
+        assert {client.input_shape for client in clients} == {shape}
+        assert {tuple(client.train.x.shape[1:]) for client in clients} == {shape}
+    swapped, sorted_ = (dealt(tmp_path, 2, **keys, class_names=names)[0] for names in ("dog,cat", ""))
+    assert swapped.train.y.tolist() == (1 - sorted_.train.y).tolist()
+
+
+def test_download_fetches_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    class MNIST:
+        def __init__(self, root: Path, *, train: bool, download: bool) -> None:
+            asked.append(download)
+            raise OSError("no network")
+
+    monkeypatch.setattr("torchvision.datasets.MNIST", MNIST)
+    config = read_config(run_config(tmp_path, dataset="mnist", data_dir=str(tmp_path), download=True))[0]
+    with pytest.raises(DataError, match=r"torchvision cannot download MNIST in .*: no network"):
+        data.check(config)
+    assert asked == [True]
+    with pytest.raises(DataError, match="dataset mnist is not in data-dir"):
+        data.check(replace(config, download=False))
+    assert asked == [True]
+
+
+# Model
+
+
+def up(outcome: Outcome) -> set[int]:
+    return {client["bytes"]["up"] for line in outcome.history for client in line["clients"].values()}
+
+
+def test_keys_of_the_model_say_what_travels(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"local_epochs": 1, "max_samples": 100}
+    first, second, last = 64 * 128 + 128, 128 * 64 + 64, 64 * 10 + 10
+    assert up(federate(tmp_path, 2, method="fedper", **keys)) == {4 * (first + second)}
+    assert up(federate(tmp_path, 2, method="fedper", head_layers=2, **keys)) == {4 * first}
+    assert up(federate(tmp_path, 2, method="fedavg", num_classes=12, **keys)) == {4 * (first + second + 65 * 12)}
+    assert up(federate(tmp_path, 2, method="fedavg", wire="float16", **keys)) == {2 * (first + second + last)}
+
+
+# Rounds
+
+
+class Arriving(LocalGrid):
+    """Nodes that connect one after the other, one with every third look at them."""
+
+    looks = 0
+
+    def get_node_ids(self) -> list[int]:
+        self.looks += 1
+        return list(self.contexts)[: 1 + self.looks // 3]
+
+
+def test_a_start_waits_for_min_clients(tmp_path: Path) -> None:
+    for wanted in (1, 3):
+        values = run_config(tmp_path, min_clients=wanted)
+        federation = Federation(Arriving(values, 5, tmp_path / "states"), read_config(values)[0])
+        federation.gather()
+        assert wanted <= len(federation.roster) <= wanted + 1
+        assert len(federation.roster) < 5
+
+
+def test_a_start_waits_no_longer_than_round_timeout(tmp_path: Path) -> None:
+    values = run_config(tmp_path, min_clients=3, round_timeout=0.3)
+    federation = Federation(LocalGrid(values, 2, tmp_path / "states"), read_config(values)[0])
+    begun = time.monotonic()
+    with pytest.raises(FloretError, match=r"2 of 3 clients joined within round-timeout = 0\.3 s"):
+        federation.gather()
+    assert 0.3 <= time.monotonic() - begun < 20
+
+
+def test_as_many_rounds_as_the_key_says(tmp_path: Path) -> None:
+    outcome = federate(tmp_path, 2, method="local", rounds=3, local_epochs=1)
+    assert [line["round"] for line in outcome.history] == [1, 2, 3]
+    assert outcome.summary["rounds"] == 3
+
+
+@dataclass
+class Sent:
+    """What clients sent in the first round, with their samples, and what they were sent in it and in the next."""
+
+    went: list[NamedArrays] = field(default_factory=list)
+    came: list[tuple[int, NamedArrays]] = field(default_factory=list)
+
+    def see(self, message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train":
+            self.went.append(from_record(message.content.array_records["arrays"]))
+            if message.metadata.group_id == "1":
+                samples: Any = reply.content.metric_records["metrics"]["num-examples"]
+                self.came.append((samples, from_record(reply.content.array_records["arrays"])))
+        return reply
+
+
+def clipped_mean(sent: Sent) -> NamedArrays:
+    """Updates of a group are shortened to their median size, the root mean square over the root of the steps."""
+    before, result = sent.went[0], {}
+    weights = [samples for samples, _ in sent.came]
+    for group in {name.split(".")[0] for name in before}:
+        names = [name for name in before if name.startswith(group)]
+        updates = [{name: arrays[name].astype(float) - before[name] for name in names} for _, arrays in sent.came]
+        flat = [np.concatenate([update[name].reshape(-1) for name in names]) for update in updates]
+        steps = [math.ceil(samples / 32) for samples in weights]
+        sizes = [np.sqrt(np.mean(one**2) / count) for one, count in zip(flat, steps, strict=True)]
+        factors = [min(1.0, np.median(sizes) / size) for size in sizes]
+        assert sum(factor < 1 for factor in factors) == len(factors) // 2
+        for name in names:
+            short = [factor * update[name] for factor, update in zip(factors, updates, strict=True)]
+            result[name] = before[name] + np.average(short, axis=0, weights=weights)
+    return result
+
+
+def trimmed_mean(sent: Sent, cut: int) -> NamedArrays:
+    stacks = {name: np.sort([arrays[name] for _, arrays in sent.came], axis=0) for name in sent.went[0]}
+    return {name: stack[cut : len(stack) - cut].astype(float).mean(0) for name, stack in stacks.items()}
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"aggregation": "median"}, lambda sent: trimmed_mean(sent, 4)),
+        ({"aggregation": "trimmed-mean", "trim": 0.1}, lambda sent: trimmed_mean(sent, 1)),
+        ({"aggregation": "trimmed-mean", "trim": 0.39}, lambda sent: trimmed_mean(sent, 3)),
+        ({"aggregation": "clipped-mean", "method": "fedavg"}, clipped_mean),
+    ],
+)
+def test_the_aggregate_is_the_one_that_the_keys_name(
+    tmp_path: Path, keys: dict[str, Any], expected: Callable[[Sent], NamedArrays]
+) -> None:
+    sent = Sent()
+    federate(tmp_path, 10, **{"method": "fedper", "local_epochs": 1, **keys}, tamper=sent.see)
+    result = expected(sent)
+    for name, array in sent.went[-1].items():
+        assert np.allclose(array, result[name], rtol=0, atol=1e-6), name
+    mean = np.average([a["extractor.fc1.bias"] for _, a in sent.came], axis=0, weights=[n for n, _ in sent.came])
+    assert not np.allclose(sent.went[-1]["extractor.fc1.bias"], mean, rtol=0, atol=1e-6)
+
+
+# Local training
+
+
+def small(tmp_path: Path, method: str) -> dict[str, Any]:
+    """Return keys of a small run with which a method does all that it does."""
+    return write_images(tmp_path / "data", 2) if method in ON_MLP else {"max_samples": 120, "local_epochs": 1}
+
+
+def last_train(outcome: Outcome, node: int = 1000) -> Message:
+    return next(
+        m
+        for m in reversed(outcome.grid.messages)
+        if m.metadata.message_type == "train" and m.metadata.dst_node_id == node
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_optimizer_of_a_method_goes_by_the_keys(tmp_path: Path, method: str) -> None:
+    own: dict[str, Any] = {"lr": 0.03, "lr_decay": 0.5, "momentum": 0.7, "weight_decay": 0.02}
+    outcome = federate(tmp_path / "runs", 2, method=method, **small(tmp_path, method) | own)
+    client = standing(outcome.grid.contexts[1000], last_train(outcome))
+    made: list[Sgd] = []
+    optimizer = client.optimizer
+
+    def spied(*args: Any, **kwargs: Any) -> Sgd:
+        made.append(optimizer(*args, **kwargs))
+        return made[-1]
+
+    client.optimizer = spied
+    client.receive()
+    client.train()
+    assert {(one._lr, one._momentum, one._weight_decay) for one in made} == {(0.015, 0.7, 0.02)}
+    trained = {id(parameter) for one in made for parameter in one._parameters}
+    assert {id(parameter) for parameter in client.model.parameters()} <= trained
+
+
+def plain(client: Any, epochs: list[tuple[str, int]], lr: float) -> tuple[SplitModel, float]:
+    """Return the model after training by a plain loop, of each part of it, in turn, so many epochs; and the mean loss
+    over the steps of the last part.
+    """
+    model: SplitModel = client.initial_model()
+    train = client.data.train
+    assert len(train) > 32  # several batches, of whatever size
+    order = torch_generator(5, "batches", client.setting.name, 1)
+    for part, times in epochs:
+        parameters = list((getattr(model, part) if part else model).parameters())
+        sgd, losses = torch.optim.SGD(parameters, lr=lr, momentum=0.6, weight_decay=0.01), []
+        for _ in range(times):
+            for index in torch.randperm(len(train), generator=order).split(7):
+                model.zero_grad()
+                loss = cross_entropy(model(normalise(train.x[index])), train.y[index])
+                loss.backward()
+                sgd.step()
+                losses.append(loss.item())
+    return model, float(np.mean(losses))
+
+
+@pytest.mark.parametrize(
+    ("method", "keys", "epochs"),
+    [
+        ("local", {}, [("", 3)]),
+        ("fedrep", {"fedrep__head_epochs": 2}, [("head", 2), ("extractor", 3)]),
+    ],
+)
+def test_a_round_is_that_of_a_plain_loop(
+    tmp_path: Path, method: str, keys: dict[str, Any], epochs: list[tuple[str, int]]
+) -> None:
+    own: dict[str, Any] = {"lr": 0.04, "momentum": 0.6, "weight_decay": 0.01, "batch_size": 7, "local_epochs": 3}
+    outcome = federate(tmp_path, 1, method=method, rounds=1, partition="iid", seed=5, max_samples=60, **own, **keys)
+    context = outcome.grid.contexts[1000]
+    model, loss = plain(standing(context, last_train(outcome)), epochs, 0.04)
+    assert outcome.history[0]["loss"] == pytest.approx(loss, rel=1e-5)
+    expected, found = model.state_dict(), kept(context).load()
+    for name, tensor in expected.items():
+        assert torch.allclose(found[MODEL + name], tensor, rtol=0, atol=1e-5), name
+
+
+@pytest.mark.parametrize(
+    ("method", "keys", "epochs"),
+    [
+        ("local", {"local_epochs": 4}, 4),
+        ("fedrep", {"local_epochs": 2, "fedrep__head_epochs": 3}, 5),
+        ("fedrep", {"local_epochs": 2, "fedrep__every_batch": True}, 2),
+        ("pfps-lwc", {"local_epochs": 2, "pfps_lwc__recall_epochs": 3}, 5),
+        ("pfps-lwc", {"local_epochs": 2, "pfps_lwc__recall": False}, 2),
+    ],
+)
+def test_a_round_goes_so_often_through_the_data(tmp_path: Path, method: str, keys: dict[str, Any], epochs: int) -> None:
+    outcome = federate(tmp_path, 1, method=method, max_samples=60, **keys)
+    client = standing(outcome.grid.contexts[1000], last_train(outcome))
+    begun = 0
+    batches = client.training_batches
+
+    def counted() -> Any:
+        nonlocal begun
+        begun += 1
+        return batches()
+
+    client.training_batches = counted
+    client.receive()
+    client.train()
+    assert begun == epochs
+
+
+def test_the_order_of_batches_is_new_in_every_round(tmp_path: Path) -> None:
+    outcome = federate(tmp_path, 2, method="local", rounds=2, local_epochs=1, max_samples=60)
+    orders = []
+    for node, server_round in ((1000, "1"), (1000, "2"), (1001, "2")):
+        for m in outcome.grid.messages:
+            if (m.metadata.message_type, m.metadata.dst_node_id, m.metadata.group_id) == ("train", node, server_round):
+                client = standing(outcome.grid.contexts[node], m)
+                client.data = replace(client.data, train=Split(torch.zeros(20, 1), torch.zeros(20, dtype=torch.int64)))
+                orders.append(torch.cat([batch.index for batch in client.training_batches()]).tolist())
+    assert len({tuple(order) for order in orders}) == 3
+    assert all(sorted(order) == list(range(20)) for order in orders)
+
+
+def test_one_value_that_is_not_finite_is_divergence(tmp_path: Path) -> None:
+    outcome = federate(tmp_path, 1, method="local", rounds=1, local_epochs=1, max_samples=40)
+    client = standing(outcome.grid.contexts[1000], last_train(outcome))
+    tensors = {"w": torch.ones(3, 4), "n": torch.tensor(2)}
+    client._check_finite(tensors)
+    for wrong in (math.nan, math.inf, -math.inf):
+        tensors["w"][1, 2] = wrong
+        with pytest.raises(FloretError, match="training diverged: w is not finite; lower lr"):
+            client._check_finite(tensors)
+
+
+def test_threads_of_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client_app.runtime.given_cpus", lambda: 3)
+    before, found = torch.get_num_threads(), []
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train":
+            found.append(torch.get_num_threads())
+        return reply
+
+    try:
+        federate(tmp_path, 2, method="local", rounds=1, local_epochs=1, threads=2, max_samples=40, tamper=tamper)
+    finally:
+        torch.set_num_threads(before)
+    assert found == [2, 2]
+
+
+# Methods
+
+
+def changed(value: Any) -> Any:
+    """Return another value for a key; a text has no other that is known here."""
+    return (not value) if isinstance(value, bool) else value if isinstance(value, str) else value + 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_methods_keys_arrive_on_both_sides(tmp_path: Path, method: str) -> None:
+    values = run_config(tmp_path)
+    table = {key: changed(value) for key, value in values.items() if key.startswith(f"{method}.")}
+    values |= {"method": method, **table}
+    _, _, parameters = read_config(values)
+    context = LocalGrid(values, 1, tmp_path / "states").contexts[1000]
+    for side in (parameters, Request(context).parameters):
+        assert {f"{method}.{key}": value for key, value in keys_of(side).items()} == table
+
+
+def aligned(halted: Halted, batch: Batch, prototypes: dict[str, Tensor], prefix: str) -> tuple[Tensor, Tensor]:
+    """Return features of a batch, and the prototypes of their classes."""
+    return halted.client.model.features(batch.x), torch.stack([prototypes[f"{prefix}{c}"] for c in batch.y.tolist()])
+
+
+def loss_of_fedprox(halted: Halted, batch: Batch) -> Tensor:
+    parameters, received = dict(halted.client.model.named_parameters()), halted.client.received
+    return 0.35 * torch.stack([(parameters[name] - received[name]).square().sum() for name in parameters]).sum()
+
+
+def loss_of_fedproto(halted: Halted, batch: Batch) -> Tensor:
+    features, prototypes = aligned(halted, batch, halted.client.received, "prototype.")
+    return 0.3 * (features - prototypes).square().mean()
+
+
+def loss_of_feddfpa(halted: Halted, batch: Batch) -> Tensor:
+    features, received = aligned(halted, batch, halted.client.received, "prototype.")
+    _, historical = aligned(halted, batch, halted.kept, f"{MEMORY}prototype.")
+    direction = (1 - cosine_similarity(features, historical)).mean()
+    assert direction > 1e-2
+    return (features - received).square().sum(1).mean() + 0.2 * direction
+
+
+def loss_of_ua_pdfl(halted: Halted, batch: Batch) -> Tensor:
+    client = halted.client
+    difference: Tensor = client.model.features(torch.ones(1, *client.data.input_shape))[0] - client._average
+    return 0.6 * difference.square().mean()
+
+
+def loss_of_pfps_lwc(halted: Halted, batch: Batch) -> Tensor:
+    squared = torch.stack([parameter.square().sum() for parameter in halted.client.model.head.parameters()])
+    return 0.5 * squared.sum().sqrt()
+
+
+def loss_of_pfakd(halted: Halted, batch: Batch) -> Tensor:
+    teacher = halted.model_with(halted.client.received)
+    difference: Tensor = halted.client.model.features(batch.x) - teacher.features(batch.x)
+    return 0.4 * difference.square().sum(1).mean()
+
+
+def loss_of_attention(halted: Halted, batch: Batch) -> Tensor:
+    teacher = halted.model_with(halted.client.received).extractor
+    maps, targets = (part.stages(batch.x)[1] for part in (halted.client.model.extractor, teacher))
+    attended = [torch.nn.functional.normalize(m.square().sum(1).flatten(1)) for m in (*maps, *targets)]
+    pairs = zip(attended[: len(maps)], attended[len(maps) :], strict=True)
+    return 2.5 * torch.stack([(a - b).square().sum(1).mean() for a, b in pairs]).sum()
+
+
+LOSSES: dict[str, tuple[dict[str, Any], Callable[[Halted, Batch], Tensor]]] = {
+    "fedprox": ({"fedprox__mu": 0.7}, loss_of_fedprox),
+    "fedproto": ({"fedproto__lambda": 0.3}, loss_of_fedproto),
+    "feddfpa": ({"feddfpa__historical_weight": 0.2, "feddfpa__align_reduction": "sum"}, loss_of_feddfpa),
+    "ua-pdfl": ({"ua_pdfl__mu": 0.6, "ua_pdfl__aux_reduction": "mean", "ua_pdfl__th": -1.0}, loss_of_ua_pdfl),
+    "pfps-lwc": ({"pfps_lwc__lambda": 0.5}, loss_of_pfps_lwc),
+    "pfakd": ({"pfakd__beta": 0.4, "pfakd__distill_reduction": "sum"}, loss_of_pfakd),
+    "pfakd with attention transfer": (
+        {"pfakd__beta": 0.0, "pfakd__attention_transfer": True, "pfakd__attention_weight": 2.5},
+        loss_of_attention,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LOSSES)
+def test_a_loss_has_the_weights_of_the_keys(tmp_path: Path, case: str) -> None:
+    """Cross entropy and the method's own term by hand, with keys that are not the defaults."""
+    (keys, term), method = LOSSES[case], case.split()[0]
+    data = write_images(tmp_path / "data", 2) if " with " in case else {"max_samples": 150}
+    # With two epochs a teacher is asked once about all samples, and remembered.
+    halted = Halted(federate(tmp_path / "runs", 2, method=method, rounds=3, **data | {"local_epochs": 2}, **keys))
+    for _ in range(5):
+        halted.shift()
+    batch = halted.batch()
+    expected, own = halted.cross_entropy(batch), term(halted, batch)
+    # Neither hides the other.
+    assert 1e-3 < own / expected < 1e3
+    assert halted.phases[-1].loss(batch).item() == pytest.approx((expected + own).item(), rel=1e-5)
+
+
+def test_fusion_width_is_that_of_the_fused_maps(tmp_path: Path) -> None:
+    keys = write_images(tmp_path / "data", 1)
+    outcome = federate(tmp_path / "runs", 1, method="fedcpd", fedcpd__fusion_width=6, **keys)
+    client = standing(outcome.grid.contexts[1000], last_train(outcome))
+    _, maps = client.model.extractor.stages(normalise(client.data.train.x[:2]))
+    for blocks in (client.networks[BLOCKS].student(maps), client.networks[BLOCKS].teacher(maps)):
+        assert [fused.shape[1] for fused in blocks] == [6] * 4
+
+
+def test_fedproto_predicts_by_what_inference_says(tmp_path: Path) -> None:
+    for inference in ("prototype", "head"):
+        keys: dict[str, Any] = {"fedproto__inference": inference, "max_samples": 80, "local_epochs": 1}
+        outcome = federate(tmp_path, 2, method="fedproto", **keys)
+        client = standing(outcome.grid.contexts[1000], last_train(outcome))
+        client.receive()
+        assert (client.serving() is client.model) == (inference == "head")
+
+
+def test_ua_pdfl_asks_by_the_divergence_of_the_key(tmp_path: Path) -> None:
+    outcome = federate(tmp_path, 4, method="ua-pdfl", rounds=2, ua_pdfl__client_dropout=False, ua_pdfl__n_com=2)
+    message = next(m for m in reversed(outcome.grid.messages) if m.metadata.message_type == "query.plan")
+    client = standing(outcome.grid.contexts[message.metadata.dst_node_id], message)
+    own, _ = client.representations()
+    peers = [tensors["unit"] for tensors in client.peers().values()]
+    assert len(peers) == 2
+    values = {kind: [float(divergence(own, peer, kind)) for peer in peers] for kind in DIVERGENCES}
+    assert all(js < kl for js, kl in zip(values["jensen-shannon"], values["symmetric-kl"], strict=True))
+    for peer in range(2):
+        th = (values["jensen-shannon"][peer] + values["symmetric-kl"][peer]) / 2
+        for kind in DIVERGENCES:
+            client.parameters = replace(client.parameters, divergence=kind, th=th)
+            assert client.plan()["heads"] == [i for i, value in enumerate(values[kind]) if value < th]
+            assert (peer in client.plan()["heads"]) == (kind == "jensen-shannon")
+
+
+# All of them
+
+
+HERE = "tests/test_keys.py"
+LOSS = f"{HERE}::test_a_loss_has_the_weights_of_the_keys"
+PAPERS = "tests/test_papers.py"
+# What fails when a key does nothing or something else; `python -m tests.defects` tries it.
+COVERED = {
+    "method": "tests/test_methods.py::test_bytes_are_those_of_the_formula",
+    "seed": "tests/test_methods.py::test_the_seed_changes_everything_that_is_drawn",
+    "dataset": "tests/test_methods.py::test_a_users_own_files",
+    "data-dir": "tests/test_methods.py::test_a_users_own_files",
+    "download": f"{HERE}::test_download_fetches_what_is_not_there",
+    "max-samples": "tests/test_data.py::test_max_samples_keeps_a_seeded_choice_of_the_pool",
+    "image-size": f"{HERE}::test_keys_of_images",
+    "image-channels": f"{HERE}::test_keys_of_images",
+    "class-names": "tests/test_data.py::test_names_for_the_classes_of_a_nodes_own_files",
+    "partition": f"{HERE}::test_keys_of_partitions",
+    "alpha": f"{HERE}::test_keys_of_partitions",
+    "classes-per-client": f"{HERE}::test_keys_of_partitions",
+    "shards-per-client": f"{HERE}::test_keys_of_partitions",
+    "min-samples": f"{HERE}::test_min_samples_of_a_run",
+    "validation-fraction": f"{HERE}::test_fractions_are_of_all_samples_of_a_client",
+    "test-fraction": f"{HERE}::test_fractions_are_of_all_samples_of_a_client",
+    "model": "tests/test_methods.py::test_the_policy_for_batch_normalisation",
+    "head-layers": f"{HERE}::test_keys_of_the_model_say_what_travels",
+    "batch-norm": "tests/test_methods.py::test_the_policy_for_batch_normalisation",
+    "num-classes": f"{HERE}::test_keys_of_the_model_say_what_travels",
+    "rounds": f"{HERE}::test_as_many_rounds_as_the_key_says",
+    "participation": f"{HERE}::test_as_many_clients_are_drawn_as_participation_and_min_replies_say",
+    "evaluate-every": f"{HERE}::test_evaluate_every_and_the_last_round",
+    "min-clients": f"{HERE}::test_a_start_waits_for_min_clients",
+    "min-replies": "tests/test_methods.py::test_too_few_good_replies_change_nothing",
+    "round-timeout": "tests/test_methods.py::test_a_client_that_does_not_answer_is_left_out",
+    "return-timeout": "tests/test_names.py::"
+    "test_a_message_to_a_node_that_is_another_client_now_is_not_sent_to_it_again",
+    "wire": f"{HERE}::test_keys_of_the_model_say_what_travels",
+    "aggregation": f"{HERE}::test_the_aggregate_is_the_one_that_the_keys_name",
+    "trim": f"{HERE}::test_the_aggregate_is_the_one_that_the_keys_name",
+    "local-epochs": f"{HERE}::test_a_round_is_that_of_a_plain_loop",
+    "batch-size": f"{HERE}::test_a_round_is_that_of_a_plain_loop",
+    "lr": f"{HERE}::test_a_round_is_that_of_a_plain_loop",
+    "lr-decay": f"{HERE}::test_lr_decay_is_of_the_rounds_before",
+    "momentum": f"{HERE}::test_a_round_is_that_of_a_plain_loop",
+    "weight-decay": f"{HERE}::test_a_round_is_that_of_a_plain_loop",
+    "device": "tests/test_rehearsal.py::test_a_message_gives_on_the_device_what_it_gives_on_the_cpu",
+    "precision": "tests/test_precision.py::test_training_is_in_bfloat16_and_accuracies_are_not",
+    "threads": f"{HERE}::test_threads_of_a_client",
+    "output-dir": f"{HERE}::test_as_many_rounds_as_the_key_says",
+    "tensorboard": "tests/test_trackers.py::test_both_have_config_rounds_and_summary",
+    "tracker": "tests/test_trackers.py::test_both_have_config_rounds_and_summary",
+    "checkpoint-every": "tests/test_resume.py::test_checkpoints_that_are_rarer_than_rounds_and_crashes_that_are_not",
+    "resume": "tests/test_resume.py::test_a_finished_run_can_be_made_longer",
+    "federation": "tests/test_resume.py::test_a_new_run_goes_on_from_the_personal_models_unless_it_is_to_start_afresh",
+    "client-state": "tests/test_resume.py::"
+    "test_a_new_run_goes_on_from_the_personal_models_unless_it_is_to_start_afresh",
+    "new-owners": "tests/test_names.py::test_new_owners_of_a_resumed_run",
+    "fedprox.mu": LOSS,
+    "fedrep.head-epochs": f"{HERE}::test_a_round_is_that_of_a_plain_loop",
+    "fedrep.every-batch": f"{HERE}::test_a_round_goes_so_often_through_the_data",
+    "fedproto.lambda": LOSS,
+    "fedproto.inference": f"{HERE}::test_fedproto_predicts_by_what_inference_says",
+    "pfakd.beta": LOSS,
+    "pfakd.distill-reduction": LOSS,
+    "pfakd.attention-transfer": LOSS,
+    "pfakd.attention-weight": LOSS,
+    "pfps-lwc.recall": f"{HERE}::test_a_round_goes_so_often_through_the_data",
+    "pfps-lwc.recall-epochs": f"{HERE}::test_a_round_goes_so_often_through_the_data",
+    "pfps-lwc.lightweight": f"{PAPERS}::test_pfps_lwc_with_both_switches_off_is_fedper",
+    "pfps-lwc.lambda": LOSS,
+    "fedcpd.distill": f"{PAPERS}::test_fedcpd_with_all_off_is_fedrep_alternating_every_batch",
+    "fedcpd.align": f"{PAPERS}::test_fedcpd_with_all_off_is_fedrep_alternating_every_batch",
+    "fedcpd.contrast": f"{PAPERS}::test_fedcpd_with_all_off_is_fedrep_alternating_every_batch",
+    "fedcpd.alpha": "tests/test_losses.py::test_fedcpd",
+    "fedcpd.beta": "tests/test_losses.py::test_fedcpd",
+    "fedcpd.gamma": "tests/test_losses.py::test_fedcpd",
+    "fedcpd.tau": "tests/test_losses.py::test_fedcpd",
+    "fedcpd.fusion-width": f"{HERE}::test_fusion_width_is_that_of_the_fused_maps",
+    "feddfpa.fusion": f"{PAPERS}::test_feddfpa_without_fusion_and_alignment_is_local",
+    "feddfpa.align-global": f"{PAPERS}::test_feddfpa_without_fusion_and_alignment_is_local",
+    "feddfpa.align-historical": f"{PAPERS}::test_feddfpa_without_fusion_and_alignment_is_local",
+    "feddfpa.align-reduction": LOSS,
+    "feddfpa.historical-weight": LOSS,
+    "feddfpa.own-start": f"{PAPERS}::test_feddfpa_starts_from_own_or_common_weights",
+    "ua-pdfl.n-com": f"{PAPERS}::test_ua_pdfl_below_every_divergence_is_a_decentralised_fedper",
+    "ua-pdfl.th": f"{PAPERS}::test_ua_pdfl_above_every_divergence_is_client_wise_dropout_alone",
+    "ua-pdfl.mu": LOSS,
+    "ua-pdfl.divergence": f"{HERE}::test_ua_pdfl_asks_by_the_divergence_of_the_key",
+    "ua-pdfl.aux-reduction": LOSS,
+    "ua-pdfl.client-dropout": f"{PAPERS}::test_ua_pdfl_with_both_switches_off_is_local",
+    "ua-pdfl.layer-personalization": f"{PAPERS}::test_ua_pdfl_with_both_switches_off_is_local",
+    "ua-pdfl.own-start": f"{PAPERS}::test_ua_pdfl_starts_from_own_or_common_weights",
+}
+
+
+def test_every_key_has_a_test() -> None:
+    assert set(COVERED) == set(default_config(ROOT))
+    for test in set(COVERED.values()):
+        file, name = test.split("::")
+        body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
+        assert any(isinstance(node, ast.FunctionDef) and node.name == name for node in body), test

@@ -17,7 +17,7 @@ from server_app.settings import read_config
 from strategies import METHODS
 from strategies.core import Client
 from strategies.fedper import FedPer
-from tests.harness import ON_MLP, Outcome, federate, kept, run_config, timeless
+from tests.harness import ON_MLP, Outcome, federate, kept, run_config, standing, timeless
 
 EXTRACTOR = (64 * 128 + 128) + (128 * 64 + 64)
 HEAD = 64 * 10 + 10
@@ -334,14 +334,51 @@ def test_a_client_that_does_not_answer_is_left_out(tmp_path: Path) -> None:
         assert line["seconds"] > 0.4
 
 
-def test_too_few_good_replies_change_nothing(tmp_path: Path) -> None:
+def test_who_was_silent_is_not_asked_again_in_the_same_round(tmp_path: Path) -> None:
+    def tamper(message: Message, reply: Message) -> Message | None:
+        silent = message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000
+        return None if silent else reply
+
+    keys: dict[str, Any] = {"method": "fedavg", "rounds": 1, "local_epochs": 1, "round_timeout": 0.5}
+    outcome = federate(tmp_path, 3, tamper=tamper, **keys)
+    assert not [m for m in outcome.grid.messages if m.metadata.message_type == "evaluate"]
+    assert sorted(outcome.history[0]["clients"]) == ["1", "2"]
+
+
+def test_a_class_that_nobody_sends_keeps_its_prototype(tmp_path: Path) -> None:
+    outcome = federate(tmp_path, 5, method="fedproto", rounds=4, participation=0.2, local_epochs=1)
+    known: set[str] = set()
+    for message in (m for m in outcome.grid.messages if m.metadata.message_type == "train"):
+        names = set(message.content.array_records["arrays"])
+        assert known <= names
+        known = names
+    assert len(known) > 2  # more than one client has
+
+
+def test_accuracies_are_measured_in_evaluation_mode(tmp_path: Path) -> None:
+    outcome = federate(tmp_path, 1, method="fedavg", rounds=1, local_epochs=1, max_samples=40)
+    message = next(m for m in outcome.grid.messages if m.metadata.message_type == "train")
+    client = standing(outcome.grid.contexts[1000], message)
+    seen: list[bool] = []
+    client.model.extractor.fc1.register_forward_hook(lambda module, _, __: seen.append(module.training))
+    for measure in (lambda: client.accuracy(client.data.test), client.test_loss, client.local_prototypes):
+        client.model.train()
+        measure()
+    assert seen == [False] * 3
+    client.train()
+    assert seen[3:]
+    assert all(seen[3:])
+
+
+@pytest.mark.parametrize("bad", [1, 2])
+def test_too_few_good_replies_change_nothing(tmp_path: Path, bad: int) -> None:
     def tamper(message: Message, reply: Message) -> Message:
-        if message.metadata.message_type == "train" and message.metadata.dst_node_id != 1000:
+        if message.metadata.message_type == "train" and message.metadata.dst_node_id < 1000 + bad:
             reply.content["metrics"] = MetricRecord({"num-examples": 0})
         return reply
 
     outcome = federate(tmp_path, 3, method="fedper", min_replies=2, tamper=tamper)
     trains = [m for m in outcome.grid.messages if m.metadata.message_type == "train"]
     first, second = (from_record(trains[i].content.array_records["arrays"]) for i in (0, 3))
-    assert all(np.array_equal(first[name], second[name]) for name in first)
-    assert outcome.summary["refused"] == 4
+    assert all(np.array_equal(first[name], second[name]) == (bad == 2) for name in first)
+    assert outcome.summary["refused"] == 2 * bad

@@ -392,6 +392,25 @@ def test_a_message_waits_until_a_node_that_came_back_has_said_who_it_is() -> Non
     assert trains() == 2
 
 
+def test_a_message_is_sent_again_to_a_node_that_answers_what_came_after_it() -> None:
+    """A node with a registered key keeps its id when it is started again, and has lost the message."""
+    nodes = Nodes()
+    nodes.put(1, "north", signer="n")
+    nodes.refresh()
+    delivery = Delivery(nodes, nodes.federation, patience=0.0)
+    (sent,) = delivery.push_messages([Message(RecordDict(), 1, "train", ttl=60.0)])
+
+    def trains() -> int:
+        delivery._open[sent].looked = 0.0
+        assert list(delivery.pull_messages([sent])) == []
+        return [kind for _, kind in nodes.sent].count("train")
+
+    nodes.mute.add(1)  # busy: it handles one message at a time, in order
+    assert [trains() for _ in range(3)] == [1, 1, 1]
+    nodes.mute.clear()
+    assert trains() == 2
+
+
 # Data that change
 
 

@@ -17,11 +17,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 
 from cli.main import floret
 from client_app.app import app
-from client_app.policy import Policy, kind_of
+from client_app.policy import Outgoing, Policy, PolicyError, kind_of
 from common.config import key_of
 from common.errors import ConfigError
+from common.filters import Payload
 from common.seeds import torch_generator
 from common.wire import from_record, to_record
+from data import ClientData, Split
 from models import build_model
 from strategies import METHODS
 from tests.harness import ROOT, federate, run_config
@@ -215,6 +217,18 @@ def test_prototypes_of_rare_classes_stay(tmp_path: Path) -> None:
     assert set(arrays_of(site.ask("train", method="fedproto"))) == names
     site = Site(tmp_path / "other", "validation-fraction: 0\nmin-class-samples: 7")
     assert set(arrays_of(site.ask("train", method="fedproto"))) == set()
+
+
+def test_what_a_method_did_not_declare_does_not_leave() -> None:
+    """The last look is at the tensors themselves, whatever ``check_method`` found in the method's declaration."""
+    y = torch.tensor([0, 1, 1])
+    split = Split(torch.zeros(3, 4), y)
+    outgoing = Outgoing(Policy(leaves=("extractor",)), ClientData(split, split, split, 2, (4,)))
+    sent = Payload("train", "a", 1, {"extractor.w": np.ones(2, np.float32)}, 3, {})
+    assert set(outgoing(sent).tensors) == {"extractor.w"}
+    for name, kind in (("head.w", "head"), ("prototype.1", "prototypes"), ("labels", "representations")):
+        with pytest.raises(PolicyError, match=f"leaves = extractor, and {name} is of the kind {kind}"):
+            outgoing(dataclasses.replace(sent, tensors={**sent.tensors, name: np.ones(2, np.float32)}))
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

@@ -85,6 +85,21 @@ def test_checkpoints_that_are_rarer_than_rounds_and_crashes_that_are_not(tmp_pat
     ]
 
 
+def test_clients_are_told_after_which_rounds_a_run_was_resumed(tmp_path: Path) -> None:
+    """What a client made after them did not happen, also where it takes part in no such round again."""
+    keys = keys_of("fedper") | {"checkpoint_every": 2}
+
+    def told(outcome: Outcome) -> set[tuple[Any, ...]]:
+        configs = [message.content.config_records["config"] for message in outcome.grid.messages]
+        return {tuple(config["session.resumed"]) for config in configs if "session.resumed" in config}  # type: ignore[arg-type]
+
+    assert told(federate(tmp_path / "whole", CLIENTS, **keys)) == {()}
+    directory = crash(tmp_path / "cut", tmp_path / "states", 4, **keys)
+    crash(tmp_path / "cut", tmp_path / "states", 5, **keys, resume=str(directory))
+    resumed = federate(tmp_path / "cut", CLIENTS, states=tmp_path / "states", **keys, resume=str(directory))
+    assert told(resumed) - {()} == {(2, 4)}
+
+
 def test_half_a_line_at_the_end_of_the_history_is_run_again(tmp_path: Path) -> None:
     keys = keys_of("fedper")
     whole = federate(tmp_path / "whole", CLIENTS, **keys)

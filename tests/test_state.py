@@ -3,6 +3,7 @@
 import os
 import resource
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from client_app.keeping import Quota, Version
+from client_app.keeping import kept as stays
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext, identity
 from common.config import RunConfig, read_keys
 from common.durable import DamagedError, digest, read_manifest, write_manifest
@@ -362,6 +364,20 @@ def test_the_quota_of_bytes_is_never_passed(tmp_path: Path) -> None:
     with pytest.raises(FloretError, match="has 4004 bytes; with keep-gb = 4e-05 this node keeps at most 4000"):
         state.commit(1, {"w": torch.zeros(1001)})
     assert files(tmp_path) == before
+
+
+def test_a_quota_that_was_lowered_leaves_what_no_quota_takes() -> None:
+    """The first line, the one with the most rounds and the last one, though they are larger than it together."""
+    rows = [(1, 1, 50), (2, 9, 50), (3, 1, 50), (4, 1, 50), (5, 1, 1)]  # line, rounds, bytes
+    versions = [
+        Version(number=line, lineage=str(line), attempt=0, round=rounds, first=1, line=line, trained=rounds, size=size)
+        for line, rounds, size in reversed(rows)
+    ]
+    quota = Quota(runs=8, bytes=100, milestones=())
+    assert stays(versions, versions[0], [], quota, lambda version: True) == {1, 2, 4, 5}
+    assert stays(versions, versions[0], [], replace(quota, bytes=1000), lambda version: True) == {1, 2, 3, 4, 5}
+    # Of those that are kept for being early, the later ones go first.
+    assert stays(versions, versions[0], [], Quota(1, 1000, ()), lambda version: True) == {1, 2, 4, 5}
 
 
 def test_a_federation_of_an_earlier_version_of_floret_goes_on(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ class FedCPD(FloretClient):
     def train(self) -> float:
         """Step the head, then extractor and blocks, on every batch (Algorithm 1, lines 5-16)."""
         self._prototypes = self.known_prototypes(self.received)
+        # Asked once a round: in the loss it would make every batch wait for a GPU.
         self._any_known = bool(self._prototypes[1].any())
         head, extractor = list(self.model.head.parameters()), list(self.model.extractor.parameters())
         self._blocks: Distillation | None = None

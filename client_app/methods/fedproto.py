@@ -42,6 +42,7 @@ class FedProto(FloretClient):
     def serving(self) -> nn.Module:
         """Return the model that predicts by the nearest prototype, or by the head while there are no prototypes."""
         prototypes, known = self.known_prototypes(self.memory)
+        # ``any`` waits for a GPU; this is called once for each split that is measured, not for its batches.
         if self.parameters.inference == "head" or not known.any():
             return super().serving()
         return NearestPrototype(self.model, prototypes, known)

@@ -1,0 +1,1190 @@
+"""Planted defects: does a test fail when the code is wrong?
+
+    python -m tests.defects --tests "tests/test_keys.py tests/test_methods.py" --output defects.md
+    python -m tests.defects                              # every defect against the tests that should find it
+    python -m tests.defects --tests tests --only "keys"  # those whose name or area has the word
+
+Each defect is one replacement in one file. The checkout is copied, the defect put into the copy, and pytest run there,
+first on the defect's likely tests, then with ``--tests``, until one fails. A table says which it was.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("cli", "client_app", "common", "data", "models", "results", "server_app", "strategies", "tests")
+# Seconds for one call of pytest: a defect may make a test wait for ever.
+PATIENCE = 900.0
+
+KEYS, METHODS, PAPERS, LOSSES = (f"tests/test_{name}.py" for name in ("keys", "methods", "papers", "losses"))
+STATE, RESUME, REPLIES, AGGREGATION = (
+    f"tests/test_{name}.py" for name in ("state", "resume", "replies", "aggregation")
+)
+DATA, CONFIG, POLICY, HISTORY = (f"tests/test_{name}.py" for name in ("data", "config", "policy", "history"))
+FORMULAS, NAMES, REPORT, REHEARSAL = (f"tests/test_{name}.py" for name in ("formulas", "names", "report", "rehearsal"))
+
+
+@dataclass(frozen=True)
+class Defect:
+    """One mistake in one file.
+
+    Attributes:
+        name: what is wrong.
+        area: of the code.
+        file: below the root.
+        text: what is replaced; it must be there exactly once.
+        by: what takes its place.
+        likely: arguments of pytest that should find it, tried in turn before all others.
+    """
+
+    name: str
+    area: str
+    file: str
+    text: str
+    by: str
+    likely: tuple[str, ...] = ()
+
+
+def _of(area: str, file: str, *rows: tuple[str, str, str, str]) -> list[Defect]:
+    """Return defects of a file: name, text, replacement, likely tests."""
+    return [Defect(name, area, file, text, by, tuple(likely.split())) for name, text, by, likely in rows]
+
+
+DEFECTS: list[Defect] = [
+    *_of(
+        "aggregation",
+        "strategies/core/aggregate.py",
+        (
+            "a reply's share is of the weight before it",
+            "            self._weights[name] += weight\n            _move(",
+            "            _move(",
+            FORMULAS,
+        ),
+        ("the trimmed mean is cut at the lower end only", "block[cut : len(block) - cut]", "block[cut:]", AGGREGATION),
+        (
+            "the trimmed mean cuts one client more",
+            "cut = math.floor(self._trim * len(block) + 1e-9)",
+            "cut = math.ceil(self._trim * len(block) + 1e-9)",
+            f"{KEYS}::test_the_aggregate_is_the_one_that_the_keys_name",
+        ),
+        ("the median is a mean", "np.median(block, axis=0)", "np.mean(block, axis=0)", AGGREGATION),
+        (
+            "key aggregation: trimmed mean for the median",
+            '        "median": Median,\n',
+            '        "median": partial(TrimmedMean, trim),\n',
+            f"{KEYS}::test_the_aggregate_is_the_one_that_the_keys_name",
+        ),
+        (
+            "key trim is ignored",
+            '"trimmed-mean": partial(TrimmedMean, trim)',
+            '"trimmed-mean": partial(TrimmedMean, 0.3)',
+            f"{KEYS}::test_the_aggregate_is_the_one_that_the_keys_name",
+        ),
+    ),
+    *_of(
+        "aggregation",
+        "strategies/core/base.py",
+        (
+            "weights of samples are ignored",
+            "return float(samples) if self.weighted else 1.0",
+            "return 1.0",
+            f"{PAPERS}::test_what_is_sent_next_is_the_mean_of_what_came",
+        ),
+        (
+            "a tensor that nobody sent is forgotten",
+            "return self.arrays | self._aggregate.result()",
+            "return self._aggregate.result()",
+            f"{METHODS}::test_a_class_that_nobody_sends_keeps_its_prototype",
+        ),
+        (
+            "clipping looks at the extractor alone",
+            "groups = self._trained.intersection(reply.sizes)",
+            'groups = {"extractor"}.intersection(reply.sizes)',
+            f"{KEYS}::test_the_aggregate_is_the_one_that_the_keys_name",
+        ),
+        (
+            "a size is not divided by the root of the steps",
+            "size / steps if group in self._trained else size",
+            "size",
+            f"{KEYS}::test_the_aggregate_is_the_one_that_the_keys_name",
+        ),
+        (
+            "key aggregation: nothing is clipped",
+            'if self.config.aggregation == "clipped-mean":',
+            "if False:",
+            f"{KEYS}::test_the_aggregate_is_the_one_that_the_keys_name",
+        ),
+    ),
+    *_of(
+        "rounds",
+        "strategies/core/base.py",
+        (
+            "lr-decay raised to one power more",
+            "self.config.lr_decay ** (server_round - 1)",
+            "self.config.lr_decay**server_round",
+            f"{KEYS}::test_lr_decay_is_of_the_rounds_before",
+        ),
+        (
+            "a draw forgets min-replies",
+            "max(1, round(self.config.participation * len(clients)), self.config.min_replies)",
+            "max(1, round(self.config.participation * len(clients)))",
+            f"{KEYS}::test_as_many_clients_are_drawn_as_participation_and_min_replies_say",
+        ),
+        (
+            "participation is rounded down",
+            "max(1, round(self.config.participation * len(clients)),",
+            "max(1, int(self.config.participation * len(clients)),",
+            f"{KEYS}::test_as_many_clients_are_drawn_as_participation_and_min_replies_say",
+        ),
+        (
+            "every round draws the same clients",
+            'numpy_generator(self.config.seed, "sampling", server_round)',
+            'numpy_generator(self.config.seed, "sampling")',
+            f"{KEYS}::test_as_many_clients_are_drawn_as_participation_and_min_replies_say",
+        ),
+        (
+            "a round with min-replies good replies is too few",
+            "if len(self.results) < self.config.min_replies:",
+            "if len(self.results) <= self.config.min_replies:",
+            f"{METHODS}::test_too_few_good_replies_change_nothing",
+        ),
+        (
+            "key min-replies: too few replies change the model",
+            "if len(self.results) < self.config.min_replies:",
+            "if len(self.results) < 1:",
+            f"{METHODS}::test_too_few_good_replies_change_nothing",
+        ),
+        (
+            "clients that were asked and were silent are evaluated",
+            "known = self.results.keys() | self._silent",
+            "known = self.results.keys()",
+            f"{METHODS}::test_who_was_silent_is_not_asked_again_in_the_same_round",
+        ),
+        (
+            "absent clients are never sent the global model",
+            "return self.arrays if self.serves_global else {}",
+            "return {}",
+            f"{METHODS}::test_absent_clients_of_fedavg_are_given_the_global_model_to_evaluate",
+        ),
+    ),
+    *_of(
+        "rounds",
+        "results/history.py",
+        (
+            "evaluate-every is off by one",
+            "number % evaluate_every == 0",
+            "number % evaluate_every == 1 % evaluate_every",
+            f"{KEYS}::test_evaluate_every_and_the_last_round",
+        ),
+        (
+            "the last round is not evaluated",
+            "return number == planned or (evaluate_every > 0",
+            "return (evaluate_every > 0",
+            f"{KEYS}::test_evaluate_every_and_the_last_round",
+        ),
+    ),
+    *_of(
+        "rounds",
+        "server_app/rounds.py",
+        (
+            "checkpoint-every is off by one",
+            "server_round % config.checkpoint_every == 0",
+            "(server_round + 1) % config.checkpoint_every == 0",
+            f"{RESUME}::test_checkpoints_that_are_rarer_than_rounds_and_crashes_that_are_not",
+        ),
+        (
+            "no checkpoint after the last round",
+            "(server_round % config.checkpoint_every == 0 or last)",
+            "server_round % config.checkpoint_every == 0",
+            f"{RESUME}::test_checkpoints_that_are_rarer_than_rounds_and_crashes_that_are_not",
+        ),
+        (
+            "a round is run twice after a resume",
+            "range(checkpoint.round + 1, config.rounds + 1)",
+            "range(max(checkpoint.round, 1), config.rounds + 1)",
+            f"{RESUME}::test_a_finished_run_can_be_made_longer",
+        ),
+        (
+            "usual sizes are not restored",
+            "    strategy.norms.load_state_dict(norms)\n",
+            "",
+            f"{AGGREGATION}::test_what_was_usual_before_a_resume_judges_the_round_after_it",
+        ),
+        (
+            "clients are not told of the resume",
+            "strategy.session.resumed = (*checkpoint.resumed, checkpoint.round)",
+            "strategy.session.resumed = checkpoint.resumed",
+            f"{RESUME}::test_clients_are_told_after_which_rounds_a_run_was_resumed",
+        ),
+        (
+            "clients are not told how far the server can go back",
+            "            strategy.session.checkpointed = server_round\n",
+            "",
+            f"{RESUME}::test_checkpoints_that_are_rarer_than_rounds_and_crashes_that_are_not",
+        ),
+    ),
+    *_of(
+        "checkpoint",
+        "server_app/checkpoint.py",
+        ("one checkpoint is kept", "KEPT = 2", "KEPT = 1", f"{RESUME}::test_a_damaged_checkpoint_is_passed_over"),
+        (
+            "mail of an earlier round is taken for this one's",
+            "if c in old and old[c].round == mail.round",
+            "if c in old",
+            f"{RESUME}::test_files_of_mail_do_not_pile_up",
+        ),
+        (
+            "the oldest checkpoint is read",
+            'glob("round-*.json"), reverse=True)',
+            'glob("round-*.json"))',
+            f"{RESUME}::test_files_of_mail_do_not_pile_up",
+        ),
+    ),
+    *_of(
+        "checkpoint",
+        "server_app/settings.py",
+        (
+            "lr may differ in a resumed run",
+            '*("rounds", "evaluate-every",',
+            '*("lr", "rounds", "evaluate-every",',
+            f"{RESUME}::test_what_cannot_be_resumed_says_why_and_loses_nothing",
+        ),
+    ),
+    *_of(
+        "state",
+        "client_app/state.py",
+        (
+            "a round is trained on top of itself",
+            "return version.round < self.round or (self.over",
+            "return version.round <= self.round or (self.over",
+            STATE,
+        ),
+        (
+            "a future that a resume has undone still counts",
+            "        return version.lineage == self.lineage and not undone\n",
+            "        return version.lineage == self.lineage\n",
+            f"{STATE} {RESUME}",
+        ),
+        (
+            "any undone round condemns: all in the place of any",
+            "undone = any(version.round > back for back in self.resumed[version.attempt :])",
+            "undone = all(version.round > back for back in self.resumed[version.attempt :])",
+            f"{STATE} {RESUME}",
+        ),
+        (
+            "client-state=fresh goes on from other runs",
+            "others = [] if at.fresh else",
+            "others = [] if False else",
+            f"{STATE}::test_a_new_run_goes_on_from_the_personal_model_or_starts_afresh",
+        ),
+        (
+            "the version that a checkpoint may ask for goes",
+            "needed = [version for version in (base, *safe[:1]) if version]",
+            "needed = [version for version in (base,) if version]",
+            f"{STATE} {RESUME}",
+        ),
+        (
+            "a message without a version that fits starts anew",
+            "if not past and own and at.round > own[-1].first:",
+            "if False:",
+            STATE,
+        ),
+        (
+            "a damaged version is used up to the last",
+            "                continue\n            self._version = version\n",
+            "            self._version = version\n",
+            STATE,
+        ),
+        (
+            "whoever is over its quota writes all the same",
+            '        if size > most:\n            raise FloretError(\n                f"the personal state',
+            '        if False:\n            raise FloretError(\n                f"the personal state',
+            STATE,
+        ),
+    ),
+    *_of(
+        "state",
+        "client_app/keeping.py",
+        (
+            "the last runs displace the first",
+            "sorted(last)[: quota.runs]",
+            "sorted(last, reverse=True)[: quota.runs]",
+            STATE,
+        ),
+        (
+            "the first line goes",
+            "safe = [min(last), most, newest]",
+            "safe = [most, newest]",
+            f"{STATE}::test_a_quota_that_was_lowered_leaves_what_no_quota_takes",
+        ),
+    ),
+    *_of(
+        "parser",
+        "common/config.py",
+        (
+            "what may be the lower bound must be above it",
+            "(low < value if above else low <= value)",
+            "(low < value)",
+            CONFIG,
+        ),
+        (
+            "an upper bound is not looked at",
+            "fine = (low < value if above else low <= value) and value <= high",
+            "fine = low < value if above else low <= value",
+            CONFIG,
+        ),
+        (
+            "true is a whole number",
+            "if type(value) is not kind or value != value:",
+            "if not isinstance(value, kind) or value != value:",
+            CONFIG,
+        ),
+        ("NaN is a number", "if type(value) is not kind or value != value:", "if type(value) is not kind:", CONFIG),
+        (
+            "the fractions may leave nothing to train on",
+            "if self.validation_fraction + self.test_fraction > 0.95 + 1e-9:",
+            "if self.validation_fraction > 0.95 + 1e-9:",
+            CONFIG,
+        ),
+    ),
+    *_of(
+        "parser",
+        "common/yamlfile.py",
+        (
+            "YAML may make Python objects",
+            "yaml.safe_load(",
+            "yaml.unsafe_load(",
+            f"{CONFIG}::test_a_yaml_file_makes_no_objects_and_no_traceback",
+        ),
+        (
+            "text that is not UTF-8 is a crash",
+            "except (yaml.YAMLError, UnicodeDecodeError) as error:",
+            "except yaml.YAMLError as error:",
+            f"{CONFIG}::test_a_yaml_file_makes_no_objects_and_no_traceback",
+        ),
+    ),
+    *_of(
+        "parser",
+        "data/npz.py",
+        ("labels below 0 are taken", "if y.min() < 0 or y.max() >= MAX_CLASSES:", "if y.max() >= MAX_CLASSES:", DATA),
+        (
+            "x and y may differ in length",
+            '    if n != len(y):\n        raise DataError(f"{path}: {x_name} has',
+            '    if n < len(y):\n        raise DataError(f"{path}: {x_name} has',
+            DATA,
+        ),
+        ("colours last stay last", "x = x.transpose(0, 3, 1, 2)", "x = x.reshape(len(x), -1, *x.shape[1:3])", DATA),
+        ("a label that is too large is taken", "largest >= num_classes:", "largest > num_classes:", DATA),
+    ),
+    *_of(
+        "data",
+        "data/clients.py",
+        (
+            "validation-fraction is of the whole pool",
+            "validation = min(round(len(order) * self.validation_fraction)",
+            "validation = min(round(n * self.validation_fraction)",
+            DATA,
+        ),
+        (
+            "training and validation overlap by one",
+            "return order[validation:], order[:validation]",
+            "return order[max(validation - 1, 0) :], order[:validation]",
+            DATA,
+        ),
+    ),
+    *_of(
+        "data",
+        "data/partition.py",
+        (
+            "a partition does not depend on the seed",
+            'seed = derive_seed(scheme.seed, "partition", attempt)',
+            'seed = derive_seed(0, "partition", attempt)',
+            DATA,
+        ),
+        (
+            "min-samples is of all but one",
+            "return max(self.min_samples, 2)",
+            "return max(self.min_samples - 1, 2)",
+            DATA,
+        ),
+        (
+            "a client of the extreme split takes its neighbour's samples",
+            "parts[i] = pooled[place :: len(members)]",
+            "parts[i] = pooled[:: len(members)]",
+            DATA,
+        ),
+        (
+            "key alpha is ignored",
+            "            config.alpha,\n",
+            "            0.1,\n",
+            f"{KEYS}::test_keys_of_partitions",
+        ),
+        (
+            "key shards-per-client is ignored",
+            "            config.shards_per_client,\n",
+            "            2,\n",
+            f"{KEYS}::test_keys_of_partitions",
+        ),
+        (
+            "key classes-per-client is ignored",
+            "            config.classes_per_client,\n",
+            "            2,\n",
+            f"{KEYS}::test_keys_of_partitions",
+        ),
+        (
+            "key min-samples is ignored",
+            "            config.min_samples,\n",
+            "            1,\n",
+            f"{KEYS}::test_min_samples_of_a_run",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/datasets.py",
+        (
+            "max-samples keeps the first samples",
+            "choice(n, source.max_samples, replace=False))",
+            "choice(source.max_samples, source.max_samples, replace=False))",
+            DATA,
+        ),
+        (
+            "key class-names is ignored",
+            "            config.class_names,\n",
+            '            "",\n',
+            "tests/test_data_images.py",
+        ),
+        (
+            "key image-size is ignored",
+            "            config.image_size,\n",
+            "            0,\n",
+            f"{KEYS}::test_keys_of_images",
+        ),
+        (
+            "key image-channels is ignored",
+            "            config.image_channels,\n",
+            "            0,\n",
+            f"{KEYS}::test_keys_of_images",
+        ),
+        (
+            "key download is ignored",
+            "if missing and not (download and official.kind):",
+            "if missing:",
+            f"{KEYS}::test_download_fetches_what_is_not_there",
+        ),
+        (
+            "key num-classes is ignored",
+            "            config.num_classes,\n",
+            "            0,\n",
+            f"{DATA}::test_num_classes_is_taken_or_refused",
+        ),
+    ),
+    *_of(
+        "training",
+        "client_app/client.py",
+        (
+            "key momentum is ignored",
+            "momentum=self.config.momentum if momentum is None else momentum",
+            "momentum=0.9 if momentum is None else momentum",
+            f"{KEYS}::test_every_optimizer_of_a_method_goes_by_the_keys",
+        ),
+        (
+            "key weight-decay is ignored",
+            "weight_decay=self.config.weight_decay if weight_decay is None else weight_decay",
+            "weight_decay=0.0005 if weight_decay is None else weight_decay",
+            f"{KEYS}::test_every_optimizer_of_a_method_goes_by_the_keys",
+        ),
+        (
+            "the optimizer takes lr without its decay",
+            'lr=self.message["lr"] if lr is None else lr',
+            "lr=self.config.lr if lr is None else lr",
+            f"{KEYS}::test_every_optimizer_of_a_method_goes_by_the_keys",
+        ),
+        (
+            "momentum of the second phase is left out",
+            "momentum=phase.momentum, weight_decay=phase.weight_decay)\n            for phase in phases",
+            "momentum=0.0 if phase is not phases[0] else phase.momentum, weight_decay=phase.weight_decay)\n"
+            "            for phase in phases",
+            f"{KEYS}::test_every_optimizer_of_a_method_goes_by_the_keys",
+        ),
+        (
+            "only one phase's parameters are frozen",
+            "everything.difference(phase.parameters)) for phase in phases]",
+            "[]) for phase in phases]",
+            f"{LOSSES}::test_a_phase_freezes_what_is_not_its_own",
+        ),
+        (
+            "key batch-size is ignored",
+            "epoch(self.data.train, self.config.batch_size, self.order",
+            "epoch(self.data.train, 32, self.order",
+            f"{KEYS}::test_a_round_is_that_of_a_plain_loop",
+        ),
+        (
+            "batches of every round have one order",
+            '"batches", self.setting.name, config["round"])',
+            '"batches", self.setting.name)',
+            f"{KEYS}::test_the_order_of_batches_is_new_in_every_round",
+        ),
+        (
+            "the loss is the last batch's",
+            "total += step(batch).detach()",
+            "total = step(batch).detach()",
+            f"{KEYS}::test_a_round_is_that_of_a_plain_loop",
+        ),
+        (
+            "accuracy is measured in training mode",
+            "model = self.serving().eval()",
+            "model = self.serving()",
+            f"{METHODS}::test_accuracies_are_measured_in_evaluation_mode",
+        ),
+        (
+            "accuracy is measured in bfloat16",
+            "            right = sum((model(batch.x)",
+            "          with self.autocast():\n            right = sum((model(batch.x)",
+            "tests/test_precision.py",
+        ),
+        (
+            "a tensor that is not finite is kept",
+            "        self._check_finite({name",
+            "        dict({name",
+            f"{METHODS}::test_training_that_diverges_is_refused_and_loses_nothing",
+        ),
+        (
+            "finite if any value is",
+            "finite = {name: torch.isfinite(t).all()",
+            "finite = {name: torch.isfinite(t).any()",
+            f"{KEYS}::test_one_value_that_is_not_finite_is_divergence",
+        ),
+        (
+            "every step waits for the device",
+            "total += step(batch).detach()",
+            "total += step(batch).detach().item()",
+            f"{REHEARSAL}::test_more_batches_and_epochs_do_not_wait_more_often",
+        ),
+        (
+            "the historical extractor is that which was received",
+            "return self.frozen_extractor() if self.setting.state.round else None",
+            "return self.frozen_extractor()",
+            f"{PAPERS}::test_the_historical_extractor_is_that_of_the_last_round_taken_part_in",
+        ),
+        (
+            "a cached teacher mixes up its samples",
+            "return lambda batch: [take(tensor, batch.index) for tensor in cached]",
+            "return lambda batch: [tensor[: len(batch.y)] for tensor in cached]",
+            f"{KEYS}::test_a_loss_has_the_weights_of_the_keys",
+        ),
+    ),
+    *_of(
+        "training",
+        "client_app/prototypes.py",
+        (
+            "prototypes are made on the CPU",
+            "rows = torch.zeros(classes, width, device=device)",
+            "rows = torch.zeros(classes, width)",
+            f"{REHEARSAL}::test_a_message_gives_on_the_device_what_it_gives_on_the_cpu",
+        ),
+        (
+            "samples of unknown classes are aligned to zero",
+            " * known[labels].unsqueeze(1)).square()",
+            ").square()",
+            FORMULAS,
+        ),
+        (
+            "alignment: mean and sum are exchanged",
+            'squared.sum(1).mean() if reduction == "sum" else squared.mean()',
+            'squared.mean() if reduction == "sum" else squared.sum(1).mean()',
+            FORMULAS,
+        ),
+    ),
+    *_of(
+        "training",
+        "common/sgd.py",
+        (
+            "weight decay is ignored",
+            "weight_decay=self._weight_decay,",
+            "weight_decay=0.0,",
+            "tests/test_runtime.py::test_sgd_is_that_of_pytorch",
+        ),
+        (
+            "the momentum's buffer is lost",
+            "            self._buffers[i] = buffer\n",
+            "            pass\n",
+            "tests/test_runtime.py::test_sgd_is_that_of_pytorch",
+        ),
+    ),
+    *_of(
+        "training",
+        "client_app/runtime.py",
+        (
+            "key threads is ignored",
+            "torch.set_num_threads(config.threads)",
+            "torch.set_num_threads(1)",
+            f"{KEYS}::test_threads_of_a_client",
+        ),
+        (
+            "key precision: auto is float32",
+            "return torch.bfloat16 if native else torch.float32",
+            "return torch.float32",
+            "tests/test_precision.py",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/fedrep.py",
+        (
+            "key fedrep.head-epochs is ignored",
+            "self.run_epochs(self.parameters.head_epochs,",
+            "self.run_epochs(self.config.local_epochs,",
+            f"{KEYS}::test_a_round_is_that_of_a_plain_loop",
+        ),
+        (
+            "key fedrep.every-batch is ignored",
+            "if self.parameters.every_batch:",
+            "if False:",
+            f"{KEYS}::test_a_round_goes_so_often_through_the_data",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/fedprox.py",
+        ("FedProx without the half", "return mu / 2 * torch", "return mu * torch", FORMULAS),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/fedproto.py",
+        (
+            "key fedproto.lambda is ignored",
+            "return loss + self.parameters.lambda_ * alignment",
+            "return loss + alignment",
+            f"{KEYS}::test_a_loss_has_the_weights_of_the_keys",
+        ),
+        (
+            "key fedproto.inference is ignored",
+            'if self.parameters.inference == "head" or not known.any():',
+            "if not known.any():",
+            f"{KEYS}::test_fedproto_predicts_by_what_inference_says",
+        ),
+        (
+            "FedProto predicts by the head until all classes are known: all in the place of any",
+            "or not known.any():",
+            "or not known.all():",
+            f"{KEYS}::test_fedproto_predicts_by_what_inference_says",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/fedcpd.py",
+        ("FedCPD: alpha is ignored", "loss + own.alpha * alignment", "loss + alignment", f"{LOSSES}::test_fedcpd"),
+        ("FedCPD: beta is ignored", "loss + own.beta * contrast", "loss + contrast", f"{LOSSES}::test_fedcpd"),
+        (
+            "FedCPD: gamma is ignored",
+            "loss + own.gamma * distillation",
+            "loss + distillation",
+            f"{LOSSES}::test_fedcpd",
+        ),
+        ("FedCPD: tau multiplies", "own @ others.T / tau", "own @ others.T * tau", f"{PAPERS}::test_contrast_by_hand"),
+        (
+            "FedCPD waits for the device in every batch",
+            "if own.contrast and self._any_known:",
+            "if own.contrast and self._prototypes[1].any():",
+            f"{REHEARSAL}::test_more_batches_and_epochs_do_not_wait_more_often",
+        ),
+        (
+            "FedCPD: the teacher is the received extractor",
+            "        self._teacher = self.historical_extractor()\n        super().receive()\n",
+            "        super().receive()\n        self._teacher = self.historical_extractor()\n",
+            f"{LOSSES}::test_fedcpd",
+        ),
+    ),
+    *_of(
+        "methods",
+        "strategies/fedcpd.py",
+        (
+            "key fedcpd.fusion-width is ignored",
+            "Distillation(setup.stage_channels, own.fusion_width)",
+            "Distillation(setup.stage_channels, 32)",
+            f"{KEYS}::test_fusion_width_is_that_of_the_fused_maps",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/feddfpa.py",
+        (
+            "FedDFPA: historical-weight is ignored",
+            "loss = loss + self.parameters.historical_weight * direction",
+            "loss = loss + 0.5 * direction",
+            f"{KEYS}::test_a_loss_has_the_weights_of_the_keys",
+        ),
+        (
+            "FedDFPA: align-reduction is ignored",
+            "*self._global, self.parameters.align_reduction)",
+            '*self._global, "mean")',
+            f"{KEYS}::test_a_loss_has_the_weights_of_the_keys",
+        ),
+        (
+            "FedDFPA fuses rows of other classes",
+            "weight = torch.where(has, coefficients, torch.ones_like(coefficients))",
+            "weight = coefficients",
+            f"{PAPERS}::test_rows_of_own_classes_are_fused_and_the_others_stay",
+        ),
+        (
+            "FedDFPA keeps the prototypes of after training",
+            "self._historical = self.known_prototypes(self.memory)\n        self.memory = self.local_prototypes()",
+            "self.memory = self.local_prototypes()\n        self._historical = self.known_prototypes(self.memory)",
+            f"{LOSSES}::test_feddfpa",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/pfakd.py",
+        (
+            "key pfakd.attention-weight is ignored",
+            "loss + own.attention_weight * attention_loss",
+            "loss + attention_loss",
+            f"{KEYS}::test_a_loss_has_the_weights_of_the_keys",
+        ),
+        (
+            "key pfakd.beta is ignored",
+            "loss + own.beta * distillation",
+            "loss + distillation",
+            f"{KEYS}::test_a_loss_has_the_weights_of_the_keys",
+        ),
+        (
+            "key pfakd.distill-reduction is ignored",
+            "features, own.distill_reduction)",
+            'features, "mean")',
+            f"{KEYS}::test_a_loss_has_the_weights_of_the_keys",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/pfps_lwc.py",
+        (
+            "key pfps-lwc.recall-epochs is ignored",
+            "self.run_epochs(self.parameters.recall_epochs,",
+            "self.run_epochs(1,",
+            f"{KEYS}::test_a_round_goes_so_often_through_the_data",
+        ),
+        (
+            "the norm of the head is squared",
+            "return norm",
+            "return norm.square()",
+            f"{PAPERS}::test_head_norm_is_not_squared_and_has_a_gradient_at_zero",
+        ),
+        (
+            "key pfps-lwc.lambda is ignored",
+            "loss + self.parameters.lambda_ * head_norm",
+            "loss + 0.02 * head_norm",
+            f"{KEYS}::test_a_loss_has_the_weights_of_the_keys",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/ua_pdfl.py",
+        (
+            "UA-PDFL: th is compared the wrong way",
+            "if value < th]",
+            "if value > th]",
+            f"{PAPERS}::test_ua_pdfl_sends_only_what_was_asked_for",
+        ),
+        (
+            "UA-PDFL drops out if any peer is near: any in the place of all",
+            "and all(value <= th for value in values):",
+            "and any(value <= th for value in values):",
+            f"{PAPERS}::test_ua_pdfl_takes_a_peers_model_only_where_all_are_near",
+        ),
+        (
+            "key ua-pdfl.divergence is ignored",
+            'if kind == "jensen-shannon":',
+            "if False:",
+            f"{PAPERS}::test_divergence_by_hand",
+        ),
+        (
+            "UA-PDFL asks by symmetric KL alone",
+            "peers[i][UNIT], self.parameters.divergence))",
+            'peers[i][UNIT], "symmetric-kl"))',
+            f"{KEYS}::test_ua_pdfl_asks_by_the_divergence_of_the_key",
+        ),
+        (
+            "key ua-pdfl.aux-reduction is ignored",
+            "self._average, self.parameters.aux_reduction)",
+            'self._average, "sum")',
+            f"{KEYS}::test_a_loss_has_the_weights_of_the_keys",
+        ),
+        (
+            "UA-PDFL leaves itself out of the average",
+            "torch.stack([own, *auxiliaries]).mean(0)",
+            "torch.stack(auxiliaries).mean(0)",
+            f"{LOSSES}::test_ua_pdfl",
+        ),
+        (
+            "UA-PDFL weighs peers alike",
+            "weights = [len(self.data.train), *(samples[i] for i in theirs)]",
+            "weights = [1, *(1 for i in theirs)]",
+            f"{PAPERS}::test_ua_pdfl_below_every_divergence_is_a_decentralised_fedper",
+        ),
+    ),
+    *_of(
+        "methods",
+        "strategies/ua_pdfl.py",
+        (
+            "key ua-pdfl.n-com is ignored",
+            "size=min(self.parameters.n_com, len(others))",
+            "size=min(5, len(others))",
+            f"{PAPERS}::test_ua_pdfl_below_every_divergence_is_a_decentralised_fedper",
+        ),
+        (
+            "a client is its own peer",
+            " and other.name != client.name]",
+            "]",
+            f"{PAPERS}::test_ua_pdfl_below_every_divergence_is_a_decentralised_fedper",
+        ),
+        (
+            "a peer that is not there can be asked for",
+            "-1 <= index < peers for",
+            "-1 <= index for",
+            f"{PAPERS}::test_a_request_for_a_peer_that_is_not_there_is_refused",
+        ),
+    ),
+    *_of(
+        "replies",
+        "strategies/core/replies.py",
+        (
+            "more samples than declared are believed",
+            "    if samples > declared:\n",
+            "    if False:\n",
+            f"{REPLIES} {AGGREGATION} {NAMES}",
+        ),
+        (
+            "no samples are a number of samples",
+            "or samples < 1:",
+            "or samples < 0:",
+            f"{METHODS}::test_a_bad_reply_is_refused_and_the_round_goes_on",
+        ),
+        (
+            "an accuracy above 1 is taken",
+            'number(f"metric {name}", record[name], 0, 1)',
+            'number(f"metric {name}", record[name], 0, 2)',
+            REPLIES,
+        ),
+        (
+            "a loss that is not finite is taken",
+            'number("metric loss", record["loss"], -LARGEST_LOSS, LARGEST_LOSS)',
+            'float(record["loss"])',
+            f"{METHODS}::test_a_bad_reply_is_refused_and_the_round_goes_on",
+        ),
+    ),
+    *_of(
+        "replies",
+        "common/tensors.py",
+        (
+            "types of tensors are not compared",
+            "if str(dtype) != spec.dtype or not",
+            "if not",
+            f"{METHODS}::test_a_bad_reply_is_refused_and_the_round_goes_on",
+        ),
+        (
+            "a tensor may be missing",
+            "if name not in there and not spec.optional:",
+            "if False:",
+            f"{METHODS}::test_a_bad_reply_is_refused_and_the_round_goes_on",
+        ),
+    ),
+    *_of(
+        "replies",
+        "common/wire.py",
+        (
+            "a tensor with one finite value is finite",
+            "np.isfinite(array.sum()) or np.isfinite(array).all()",
+            "np.isfinite(array).any()",
+            f"{METHODS}::test_a_bad_reply_is_refused_and_the_round_goes_on",
+        ),
+        (
+            "key wire is ignored",
+            'return wire if spec.dtype == "float32" else spec.dtype',
+            "return spec.dtype",
+            f"{KEYS}::test_keys_of_the_model_say_what_travels",
+        ),
+    ),
+    *_of(
+        "replies",
+        "strategies/core/update_norms.py",
+        ("nothing is absurd", "ABSURD = 20.0", "ABSURD = 1e60", AGGREGATION),
+        (
+            "what is usual is the largest",
+            "return median(self._rounds[group])",
+            "return max(self._rounds[group])",
+            AGGREGATION,
+        ),
+    ),
+    *_of(
+        "replies",
+        "strategies/core/roster.py",
+        (
+            "whoever declares a billion samples counts for them",
+            "return min(samples, self._most)",
+            "return samples",
+            f"{AGGREGATION}::test_who_declares_a_billion_samples_does_not_count_for_them",
+        ),
+        (
+            "another state directory gets the name",
+            "known.identity and client.identity != known.identity:",
+            "known.identity and not client.identity:",
+            NAMES,
+        ),
+        (
+            "another key gets the name",
+            "        if client.key != known.key:\n",
+            "        if not client.key:\n",
+            f"{NAMES}::test_another_key_under_a_name_is_refused_while_its_owner_is_away",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/policy.py",
+        (
+            "prototypes of rare classes leave",
+            ">= self.policy.min_class_samples:",
+            ">= 0:",
+            f"{POLICY}::test_prototypes_of_rare_classes_stay",
+        ),
+        ("accuracies on few samples leave", "or self._samples[of] < self.policy.hidden_below:", "or False:", POLICY),
+        ("rounded accuracies are exact", 'if self.policy.accuracies == "rounded":', "if False:", POLICY),
+        (
+            "more rounds than permitted: one too many",
+            "if rounds > self.max_rounds_a_day:",
+            "if rounds > self.max_rounds_a_day + 1:",
+            POLICY,
+        ),
+        (
+            "methods that are not permitted run",
+            "if ALL not in permitted and name not in permitted:",
+            "if ALL not in permitted and name in permitted:",
+            POLICY,
+        ),
+        (
+            "the size of images is not bounded",
+            '        self._bound("max-image-size", "image-size", config.image_size)\n',
+            "",
+            POLICY,
+        ),
+        ("what may not leave does", "            if kind not in permitted:\n", "            if False:\n", POLICY),
+    ),
+    *_of(
+        "figures",
+        "results/history.py",
+        (
+            "the worst decile is the best",
+            "np.sort(values)[: math.ceil(len(values) / 10)]",
+            "np.sort(values)[-math.ceil(len(values) / 10) :]",
+            FORMULAS,
+        ),
+        ("the weighted mean is the mean", "np.average(values, weights=samples)", "np.average(values)", FORMULAS),
+        (
+            "the best round is the best on test",
+            'return highest(self.complete_rounds("after", "validation"), "validation")',
+            'return highest(self.complete_rounds("after", "validation"), "test")',
+            f"{HISTORY} {REPORT}",
+        ),
+        (
+            "of equal rounds the last is the best",
+            "return max(rounds, key=",
+            "return max(reversed(rounds), key=",
+            f"{HISTORY} {REPORT}",
+        ),
+        (
+            "bytes up and down are exchanged",
+            "Traffic(sum(part.up for part in listed), sum(part.down for part in listed))",
+            "Traffic(sum(part.down for part in listed), sum(part.up for part in listed))",
+            HISTORY,
+        ),
+        (
+            "a killed run is quoted by its last round",
+            "last = self.rounds[-1] if ended else self.last_complete()",
+            "last = self.rounds[-1]",
+            HISTORY,
+        ),
+    ),
+    *_of(
+        "delivery",
+        "server_app/delivery.py",
+        (
+            "a lost message is never sent again",
+            "        if reply is None:\n            self._resend(item, item.node, now)\n",
+            "",
+            NAMES,
+        ),
+        (
+            "return-timeout is ignored",
+            "late = now - since >= self._federation.config.return_timeout",
+            "late = now - since >= 60.0",
+            f"{NAMES}::test_a_message_to_a_node_that_is_another_client_now_is_not_sent_to_it_again",
+        ),
+        (
+            "a message goes to a node that is unsure",
+            "if there and (late or client.node_id not in roster.unsure):",
+            "if there:",
+            NAMES,
+        ),
+    ),
+    *_of(
+        "delivery",
+        "server_app/federation.py",
+        (
+            "key min-clients is ignored",
+            "wanted = max(self.config.min_clients, ",
+            "wanted = max(1, ",
+            f"{KEYS}::test_a_start_waits_for_min_clients",
+        ),
+        (
+            "a start waits for a minute whatever round-timeout says",
+            "deadline = time.monotonic() + self.config.round_timeout\n        enough",
+            "deadline = time.monotonic() + 60.0\n        enough",
+            f"{KEYS}::test_a_start_waits_no_longer_than_round_timeout",
+        ),
+    ),
+    *_of(
+        "relay",
+        "strategies/core/post_office.py",
+        (
+            "what is sent in a round is given out in it",
+            "        self._new[client] = Mail(server_round, dict(arrays))\n",
+            "        self._kept[client] = Mail(server_round, dict(arrays))\n",
+            f"{FORMULAS}::test_mail_is_given_out_from_the_next_round_on",
+        ),
+    ),
+]
+
+
+def copy_of_checkout(folder: Path) -> Path:
+    """Copy what git would commit to ``folder``, and commit it there: a run notes its commit."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    who = ("-c", "user.name=tests", "-c", "user.email=tests@localhost")
+    for command in (["init", "-q"], ["add", "-A"], [*who, "commit", "-q", "-m", "A copy"]):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+    return folder
+
+
+def environment(copy: Path) -> dict[str, str]:
+    """Return the environment in which the copy's code is imported, and no bytecode of it is kept."""
+    return os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def check_imports(copy: Path) -> None:
+    """Check that the copy is what Python imports: another checkout may be installed.
+
+    Raises:
+        SystemExit: it is not.
+    """
+    names = ", ".join(PACKAGES)
+    script = f"import sys; sys.path.pop(0); import {names}; print(*(module.__file__ for module in ({names})))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=copy, env=environment(copy), capture_output=True, text=True, check=True
+    )
+    wrong = [file for file in done.stdout.split() if not Path(file).resolve().is_relative_to(copy.resolve())]
+    if wrong or not done.stdout:
+        raise SystemExit(f"the copy in {copy} is not what is imported: {wrong or done.stderr}")
+
+
+def first_failure(copy: Path, arguments: Sequence[str]) -> str:
+    """Run pytest in the copy; return the first test that fails, or an empty text.
+
+    Raises:
+        SystemExit: pytest ran no test.
+    """
+    command = [sys.executable, "-m", "pytest", *arguments, "-x", "-q", "-p", "no:cacheprovider"]
+    try:
+        done = subprocess.run(
+            command, cwd=copy, env=environment(copy), capture_output=True, text=True, timeout=PATIENCE
+        )
+    except subprocess.TimeoutExpired:
+        return f"no end within {PATIENCE:g} s"
+    if done.returncode == 0:
+        return ""
+    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    if done.returncode != 1 and not found:
+        raise SystemExit(f"{' '.join(command)}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return found[1] if found else "a test without a name"
+
+
+def tried(copy: Path, defect: Defect, calls: Iterable[Sequence[str]]) -> tuple[str, float]:
+    """Put a defect into the copy, look for it, and take it out again; return what found it, and the seconds.
+
+    Raises:
+        SystemExit: the text that it replaces is not there exactly once.
+    """
+    path = copy / defect.file
+    before = path.read_text(encoding="utf-8")
+    if before.count(defect.text) != 1:
+        raise SystemExit(f"{defect.name}: {defect.file} has the text {before.count(defect.text)} times, not once")
+    started = time.monotonic()
+    path.write_text(before.replace(defect.text, defect.by), encoding="utf-8")
+    try:
+        compile(path.read_text(encoding="utf-8"), defect.file, "exec")
+        found = next(filter(None, (first_failure(copy, call) for call in calls)), "")
+    finally:
+        path.write_text(before, encoding="utf-8")
+    return found, time.monotonic() - started
+
+
+def main() -> None:
+    """Try the defects and print the table.
+
+    Raises:
+        SystemExit: the unmodified copy fails, or there is nothing to do.
+    """
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--tests", default="", help="arguments of pytest, in one text; empty: the likely tests alone")
+    parser.add_argument("--only", action="append", default=[], help="defects whose name or area has this text")
+    parser.add_argument("--output", type=Path, help="write the table there, too")
+    parser.add_argument("--skip-check", action="store_true", help="do not run the unmodified copy first")
+    options = parser.parse_args()
+    chosen = [d for d in DEFECTS if not options.only or any(word in f"{d.name} ({d.area})" for word in options.only)]
+    if not chosen:
+        raise SystemExit(f"no defect has {' or '.join(options.only)} in its name or area")
+    # One process: the tests are few, and so is what they share the machine with.
+    everything = [["-n", "0", *options.tests.split()]] if options.tests else []
+    lines = ["| Defect | Area | Found by | Seconds |", "|---|---|---|---|"]
+    print(*lines, sep="\n")
+    with tempfile.TemporaryDirectory(prefix="defects-") as folder:
+        copy = copy_of_checkout(Path(folder) / "checkout")
+        check_imports(copy)
+        if not options.skip_check:
+            likely = sorted({test for defect in chosen for test in defect.likely})
+            broken = first_failure(copy, everything[0] if everything else ["-n", "0", *likely])
+            if broken:
+                raise SystemExit(f"the unmodified copy fails: {broken}")
+        for defect in chosen:
+            calls = [*(["-n", "0", test] for test in defect.likely), *everything]
+            found, seconds = tried(copy, defect, calls)
+            lines.append(
+                f"| {defect.name} | {defect.area} | {f'`{found}`' if found else 'NOT FOUND'} | {seconds:.0f} |"
+            )
+            print(lines[-1], flush=True)
+    missed = sum("NOT FOUND" in line for line in lines)
+    lines.append(f"\n{len(chosen)} defects, {missed} not found.")
+    print(lines[-1])
+    if options.output:
+        options.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
