@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("cli", "client_app", "common", "data", "models", "results", "server_app", "strategies", "tests")
+PACKAGES = ("cli", "client_app", "common", "data", "engine", "models", "results", "server_app", "strategies", "tests")
 # Seconds for one call of pytest: a defect may make a test wait for ever.
 PATIENCE = 900.0
 
@@ -30,7 +30,9 @@ STATE, RESUME, REPLIES, AGGREGATION = (
     f"tests/test_{name}.py" for name in ("state", "resume", "replies", "aggregation")
 )
 DATA, CONFIG, POLICY, HISTORY = (f"tests/test_{name}.py" for name in ("data", "config", "policy", "history"))
-FORMULAS, NAMES, REPORT, REHEARSAL = (f"tests/test_{name}.py" for name in ("formulas", "names", "report", "rehearsal"))
+FORMULAS, NAMES, REPORT, REHEARSAL, ENGINE = (
+    f"tests/test_{name}.py" for name in ("formulas", "names", "report", "rehearsal", "engine")
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,50 @@ def _of(area: str, file: str, *rows: tuple[str, str, str, str]) -> list[Defect]:
 
 
 DEFECTS: list[Defect] = [
+    *_of(
+        "engine",
+        "engine/grid.py",
+        (
+            "what a client keeps is forgotten",
+            "            self._states[client] = answer.state\n",
+            "            pass\n",
+            ENGINE,
+        ),
+        (
+            "what a dead worker had begun is not given to another one",
+            "                self._queue.appendleft(number)",
+            "                pass",
+            f"{ENGINE}::test_a_worker_that_is_killed_is_replaced_and_its_client_asked_again",
+        ),
+        (
+            "arrays of the round before are taken for shared ones",
+            "found = self._records[id(record)] = (self._numbers, record)",
+            "found = self._records[id(record)] = (len(record), record)",
+            ENGINE,
+        ),
+        (
+            "states of a checkpoint are not brought back",
+            "        self._states |= {int(name): state for name, state in states.items()}",
+            "        pass",
+            f"-m thorough {ENGINE}::test_every_method_goes_on_from_its_checkpoint",
+        ),
+    ),
+    *_of(
+        "engine",
+        "client_app/client.py",
+        (
+            "the model of the client before is trained on",
+            "        if initial:\n            for name, tensor in self.initial_model()",
+            "        if not initial:\n            for name, tensor in self.initial_model()",
+            ENGINE,
+        ),
+        (
+            "another client's frozen layers stay frozen",
+            "self._agreed.setup.model.requires_grad_(True).zero_grad()",
+            "self._agreed.setup.model.zero_grad()",
+            ENGINE,
+        ),
+    ),
     *_of(
         "aggregation",
         "strategies/core/aggregate.py",
@@ -238,7 +284,7 @@ DEFECTS: list[Defect] = [
         ("one checkpoint is kept", "KEPT = 2", "KEPT = 1", f"{RESUME}::test_a_damaged_checkpoint_is_passed_over"),
         (
             "mail of an earlier round is taken for this one's",
-            "if c in old and old[c].round == mail.round",
+            "if c in old and old[c].round == box.round",
             "if c in old",
             f"{RESUME}::test_files_of_mail_do_not_pile_up",
         ),
@@ -541,8 +587,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "accuracy is measured in training mode",
-            "model = self.serving().eval()",
-            "model = self.serving()",
+            "            model.eval()\n        with torch.no_grad():\n            right",
+            "            pass\n        with torch.no_grad():\n            right",
             f"{METHODS}::test_accuracies_are_measured_in_evaluation_mode",
         ),
         (

@@ -211,7 +211,7 @@ def test_a_start_waits_for_min_clients(tmp_path: Path) -> None:
     for wanted in (1, 3):
         values = run_config(tmp_path, min_clients=wanted)
         federation = Federation(Arriving(values, 5, tmp_path / "states"), read_config(values)[0])
-        federation.gather()
+        federation.gather(lambda here, wanted: None)
         assert wanted <= len(federation.roster) <= wanted + 1
         assert len(federation.roster) < 5
 
@@ -221,7 +221,7 @@ def test_a_start_waits_no_longer_than_round_timeout(tmp_path: Path) -> None:
     federation = Federation(LocalGrid(values, 2, tmp_path / "states"), read_config(values)[0])
     begun = time.monotonic()
     with pytest.raises(FloretError, match=r"2 of 3 clients joined within round-timeout = 0\.3 s"):
-        federation.gather()
+        federation.gather(lambda here, wanted: None)
     assert 0.3 <= time.monotonic() - begun < 20
 
 

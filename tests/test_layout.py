@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from flwr.serverapp.strategy import Strategy
 
+from tests.defects import DEFECTS
 from tests.harness import ROOT
 
 # What each package may import of the others; all but `common` may import `common`, and `cli` may import all.
@@ -74,3 +75,11 @@ def test_a_client_takes_only_declarations_from_the_strategies(file: Path) -> Non
             assert module == f"strategies.{file.stem}", file
             kinds = vars(importlib.import_module(module))
             assert not any(isinstance(kinds[name], type) and issubclass(kinds[name], Strategy) for name in names), file
+
+
+def test_every_planted_defect_has_its_place() -> None:
+    for defect in DEFECTS:
+        text = (ROOT / defect.file).read_text(encoding="utf-8")
+        assert text.count(defect.text) == 1, defect.name
+        assert defect.by != defect.text
+    assert len({defect.name for defect in DEFECTS}) == len(DEFECTS) >= 30
