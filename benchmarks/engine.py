@@ -76,7 +76,7 @@ class _Bench:
         """Return the row of how often a pool of the size of CIFAR-10 is in memory."""
         keys: dict[str, Any] = {"dataset": "npz", "partition": "iid", "model": "mlp", "method": "local"}
         keys["batch-size"] = 500
-        keys |= {"rounds": 6, "local-epochs": 4, "max-samples": 4_000}
+        keys |= {"rounds": 4, "local-epochs": 4}
         federation = "num-supernodes=20 client-resources-num-cpus=1"
         copies = []
         for start in (self._local, self._ray):

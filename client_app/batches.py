@@ -64,6 +64,9 @@ def passes(split: Split) -> Iterator[Batch]:
     system when they are freed and would allocate them anew, page by page, for every batch.
     """
     size = 512 if split.x.is_cuda else 64
+    if 0 < len(split) <= size:
+        yield Batch(normalise(split.x), split.y, torch.arange(len(split), device=split.x.device))
+        return
     whole = (split.x, split.y, torch.arange(len(split), device=split.x.device))
     for x, y, index in zip(*(torch.split(tensor, size) for tensor in whole), strict=True):
         yield Batch(normalise(x), y, index)

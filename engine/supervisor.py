@@ -4,6 +4,7 @@ It has one thread, so that a fork is whole, and never uses CUDA, which does not 
 """
 
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -58,6 +59,9 @@ def prepare(plan: Plan) -> None:
         )
     check_setup(config, kind, parameters, plan.resources.clients)
     data.load_client(config, 0, plan.resources.clients)
+    # What is there now stays: the forks' collector need not go through it, which would also copy its pages.
+    gc.collect()
+    gc.freeze()
 
 
 def run(plan: Plan) -> int:
