@@ -75,6 +75,7 @@ class Federation:
         """
         deadline = time.monotonic() + self.config.round_timeout
         enough: float | None = None
+        pause = 0.01
         while True:
             refused = self.refresh()
             if refused and self._simulated:
@@ -95,7 +96,8 @@ class Federation:
             if isinstance(self.grid, LocalGrid):
                 self.grid.wait(0.1)
             else:
-                time.sleep(0.02 if self._simulated else 0.2)
+                time.sleep(pause)
+                pause = min(2 * pause, 0.02 if self._simulated else 0.2)
 
     def about(self) -> dict[str, Any]:
         """Return what the clients' data have in common, for a checkpoint."""

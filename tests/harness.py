@@ -6,10 +6,13 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 
@@ -18,12 +21,18 @@ from client_app.app import app as client_app
 from client_app.state import ClientState, RoundContext
 from common.run_config import default_config
 from server_app.app import run
+from strategies import METHODS
 
 _run_ids = itertools.count(1)
 ROOT = Path(__file__).resolve().parents[1]
 
 # What a method needs to run on the default model: an MLP has no convolutional stage to distil.
 ON_MLP: dict[str, dict[str, Any]] = {"fedcpd": {"fedcpd__distill": False}}
+
+# Methods that together use all that a method can: an aggregate, what clients remember, messages of peers, a second
+# network and prototypes. Tests of every method try these among the first, and the rest among the thorough ones.
+FIRST = ("fedavg", "pfps-lwc", "ua-pdfl", "fedcpd")
+EVERY_METHOD = [method if method in FIRST else pytest.param(method, marks=pytest.mark.thorough) for method in METHODS]
 
 # How a test stands between a client and the server: from the message and the reply to the reply that arrives, or None.
 Tamper = Callable[[Message, Message], Message | None]
@@ -153,18 +162,22 @@ def federate(
     states: Path | None = None,
     backwards: bool = False,
     tamper: Tamper | None = None,
+    report: bool = False,
     **keys: Any,
 ) -> Outcome:
     """Run a whole federation with the default config but for ``keys``, two rounds unless said otherwise.
 
-    Clients keep their states in ``states``, by default an empty folder of this run's own.
+    Clients keep their states in ``states``, by default an empty folder of this run's own. The report is drawn only if
+    the test looks at it: that takes longer than most runs.
     """
     run_id = next(_run_ids)
     values = run_config(output, **({"rounds": 2} | keys))
     states = states or Path(tempfile.mkdtemp(prefix="states-", dir=output.parent))
     grid = LocalGrid(values, clients, states, backwards=backwards, tamper=tamper)
     before = folders(output)
-    run(grid, Context(run_id=run_id, node_id=0, node_config={}, state=RecordDict(), run_config=values))
+    context = Context(run_id=run_id, node_id=0, node_config={}, state=RecordDict(), run_config=values)
+    with nullcontext() if report else patch("server_app.app.write_report"):
+        run(grid, context)
     new = folders(output) - before
     directory = new.pop() if new else max(before) if keys["resume"] == "latest" else Path(keys["resume"])
     history = [json.loads(line) for line in (directory / "history.jsonl").read_text().splitlines()]

@@ -371,6 +371,7 @@ def test_texts_and_a_model_of_images():
         assert text == "model = 'mlp': dataset ag-news has texts, which only 'fasttext' reads"
 
 
+@pytest.mark.thorough
 def test_import_is_light():
     code = (
         "import data, sys; "

@@ -181,6 +181,7 @@ def test_ids_fit_the_model_and_padding_comes_last(texts):
     assert np.array_equal(ids, np.concatenate([tokens([text]) for text in texts]))
 
 
+@pytest.mark.thorough
 def test_ids_are_the_same_in_another_process():
     code = "from data.text import tokens; print(tokens(['Oil prices soar'])[0, :4].tolist())"
     env = {**os.environ, "PYTHONHASHSEED": "99"}

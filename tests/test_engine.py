@@ -19,7 +19,7 @@ from common.resources import Resources
 from strategies import METHODS
 from tests.conftest import PATIENCE, Simulator
 from tests.deployment import children, commands, until
-from tests.harness import ON_MLP, ROOT, copy_app, federate, timeless
+from tests.harness import EVERY_METHOD, ON_MLP, ROOT, copy_app, federate, timeless
 from tests.local import Local, histories, read_history
 
 # Rounds that take a second or two, so that there is a middle.
@@ -102,7 +102,7 @@ def numbers(directory: Path) -> tuple[Any, dict[str, dict[str, bytes]]]:
 
 
 # Whether a message is answered by a fork or in this process, by a node with its files or from memory: all the same.
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERY_METHOD)
 def test_every_method_gives_the_numbers_that_it_gives_elsewhere(local: Local, tmp_path: Path, method: str) -> None:
     keys: dict[str, Any] = {"method": method, "rounds": 3, "participation": 0.5, "local_epochs": 1, "evaluate_every": 2}
     keys |= ON_MLP.get(method, {})

@@ -149,7 +149,7 @@ def test_a_line_of_an_earlier_version_is_read() -> None:
 
 
 def test_what_the_server_has_in_memory_is_what_its_files_say(tmp_path: Path) -> None:
-    outcome = federate(tmp_path / "runs", 4, rounds=5, participation=0.5, evaluate_every=2)
+    outcome = federate(tmp_path / "runs", 4, report=True, rounds=5, participation=0.5, evaluate_every=2)
     run = read_run(outcome.directory)
     assert [line.to_json() for line in run.rounds] == outcome.history
     for key, value in run.figures.to_json().items():

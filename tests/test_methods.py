@@ -79,7 +79,8 @@ def test_the_policy_for_batch_normalisation(tmp_path: Path, method: str, batch_n
 
 def test_every_method_learns_and_reports(tmp_path: Path) -> None:
     for method in METHODS:
-        outcome = federate(tmp_path, method=method, rounds=4, local_epochs=3, **ON_MLP.get(method, {}))
+        keys = {"rounds": 4, "local_epochs": 3, **ON_MLP.get(method, {})}
+        outcome = federate(tmp_path, report=True, method=method, **keys)
         assert outcome.summary["method"] == method
         assert outcome.summary["refused"] == 0
         assert outcome.summary["accuracy"]["after"]["mean"] > 0.8, method

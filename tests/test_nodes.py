@@ -450,6 +450,7 @@ def test_a_node_refuses_a_run_of_other_code(fedper: Plain, tmp_path: Path) -> No
     assert node.popen.poll() is None
 
 
+@pytest.mark.thorough
 def test_what_describe_and_metrics_say(tmp_path: Path) -> None:
     """These fields and no others leave a client beside its tensors; docs may promise it."""
     seen: dict[str, set[tuple[str, ...]]] = {}

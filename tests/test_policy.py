@@ -500,7 +500,10 @@ def test_a_run_goes_on_without_those_who_refuse_and_those_who_tell_nothing(tmp_p
     assert last["clients"]["0"]["after"]["test"] is not None
     assert math.isfinite(last["loss"])
     everybody = federate(
-        tmp_path / "others", rounds=1, tamper=lambda m, r: silent(m, r) if m.metadata.dst_node_id != 1000 else None
+        tmp_path / "others",
+        report=True,
+        rounds=1,
+        tamper=lambda m, r: silent(m, r) if m.metadata.dst_node_id != 1000 else None,
     )
     assert everybody.history[-1]["loss"] is None
     assert (everybody.directory / "report.html").is_file()

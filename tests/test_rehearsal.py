@@ -37,7 +37,12 @@ MORE: dict[str, dict[str, Any]] = {
     # All of its peers' extractors are asked for, whatever has been learned.
     "ua-pdfl": {"ua_pdfl__th": -1.0},
 }
-CASES = [(method, model) for method in METHODS for model in ("mlp", "cnn2")]
+FIRST = (("fedavg", "mlp"), ("pfps-lwc", "mlp"), ("ua-pdfl", "mlp"), ("fedcpd", "cnn2"), ("pfakd", "cnn2"))
+CASES = [
+    pytest.param((method, model), marks=[] if (method, model) in FIRST else pytest.mark.thorough)
+    for method in METHODS
+    for model in ("mlp", "cnn2")
+]
 
 
 def learned(folder: Path, method: str, model: str) -> Outcome:

@@ -110,7 +110,14 @@ def test_whatever_a_client_sends_after_training_is_refused_with_its_name_and_a_r
         return reply
 
     outcome = federate(
-        tmp_path, clients, method="fedper", rounds=1, local_epochs=1, max_samples=20 * clients, tamper=tamper
+        tmp_path,
+        clients,
+        report=True,
+        method="fedper",
+        rounds=1,
+        local_epochs=1,
+        max_samples=20 * clients,
+        tamper=tamper,
     )
     (line,) = outcome.history
     reasons = {refusal["client"]: refusal["reason"] for refusal in line["refused"]}
@@ -168,7 +175,14 @@ def test_whoever_describes_itself_wrongly_does_not_join(tmp_path: Path, caplog: 
 
     with caplog.at_level(logging.WARNING, "flwr"):
         outcome = federate(
-            tmp_path, clients, method="fedper", rounds=1, local_epochs=1, max_samples=20 * clients, tamper=tamper
+            tmp_path,
+            clients,
+            report=True,
+            method="fedper",
+            rounds=1,
+            local_epochs=1,
+            max_samples=20 * clients,
+            tamper=tamper,
         )
     lines = [text for text in caplog.messages if text.startswith("A client cannot take part: ")]
     for _, begins in DESCRIBE:

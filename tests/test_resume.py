@@ -17,9 +17,8 @@ from common.durable import digest, read_manifest, write_manifest
 from common.errors import FloretError
 from common.simulation import KeptState
 from server_app.checkpoint import Checkpoint, Checkpoints, Mail
-from strategies import METHODS
 from strategies.core import Client
-from tests.harness import ON_MLP, Outcome, federate, kept, timeless
+from tests.harness import EVERY_METHOD, ON_MLP, Outcome, federate, kept, timeless
 
 CLIENTS = 5
 
@@ -59,7 +58,7 @@ def assert_same(one: Outcome, other: Outcome) -> None:
         assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERY_METHOD)
 def test_a_resumed_run_ends_with_the_same_numbers(tmp_path: Path, method: str) -> None:
     keys = keys_of(method)
     whole = federate(tmp_path / "whole", CLIENTS, **keys)

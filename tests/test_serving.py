@@ -180,6 +180,7 @@ def floret(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     return Floret(monkeypatch, capsys)
 
 
+@pytest.mark.thorough
 def test_a_client_can_be_absent_in_the_last_round_of_these_runs(federated: Callable[[str], Federated]) -> None:
     clients = federated("one of two takes part").outcome.history[-1]["clients"]
     assert sorted(entry["trained"] for entry in clients.values()) == [False, True]
@@ -326,6 +327,7 @@ def test_an_exported_model_says_what_it_is(exported: dict[str, Exported]) -> Non
     }
 
 
+@pytest.mark.thorough
 def test_export_says_one_line_about_the_file(
     federated: Callable[[str], Federated], floret: Floret, tmp_path: Path
 ) -> None:

@@ -121,6 +121,7 @@ def test_what_cannot_be_restored_says_why(floret: Command, tmp_path: Path) -> No
         assert lines[0].startswith(f"floret: {line}")
 
 
+@pytest.mark.thorough
 def test_the_default_is_the_nodes_own(tmp_path: Path) -> None:
     federate(tmp_path / "runs", 1, states=tmp_path / "state", rounds=1, **KEYS)
     done = subprocess.run(
