@@ -573,12 +573,12 @@ def test_ua_pdfl_asks_by_the_divergence_of_the_key(tmp_path: Path) -> None:
 HERE = "tests/test_keys.py"
 LOSS = f"{HERE}::test_a_loss_has_the_weights_of_the_keys"
 PAPERS = "tests/test_papers.py"
-# What fails when a key does nothing or something else; `python -m tests.defects` tries it.
+# What fails when a key does nothing; `python -m tests.defects` plants what else a key may do wrong.
 COVERED = {
     "method": "tests/test_methods.py::test_bytes_are_those_of_the_formula",
     "seed": "tests/test_methods.py::test_the_seed_changes_everything_that_is_drawn",
     "dataset": "tests/test_methods.py::test_a_users_own_files",
-    "data-dir": "tests/test_methods.py::test_a_users_own_files",
+    "data-dir": f"{HERE}::test_keys_of_images",
     "download": f"{HERE}::test_download_fetches_what_is_not_there",
     "max-samples": "tests/test_data.py::test_max_samples_keeps_a_seeded_choice_of_the_pool",
     "image-size": f"{HERE}::test_keys_of_images",
@@ -600,7 +600,7 @@ COVERED = {
     "evaluate-every": f"{HERE}::test_evaluate_every_and_the_last_round",
     "min-clients": f"{HERE}::test_a_start_waits_for_min_clients",
     "min-replies": "tests/test_methods.py::test_too_few_good_replies_change_nothing",
-    "round-timeout": "tests/test_methods.py::test_a_client_that_does_not_answer_is_left_out",
+    "round-timeout": f"{HERE}::test_a_start_waits_no_longer_than_round_timeout",
     "return-timeout": "tests/test_names.py::"
     "test_a_message_to_a_node_that_is_another_client_now_is_not_sent_to_it_again",
     "wire": f"{HERE}::test_keys_of_the_model_say_what_travels",
@@ -652,7 +652,7 @@ COVERED = {
     "feddfpa.historical-weight": LOSS,
     "feddfpa.own-start": f"{PAPERS}::test_feddfpa_starts_from_own_or_common_weights",
     "ua-pdfl.n-com": f"{PAPERS}::test_ua_pdfl_below_every_divergence_is_a_decentralised_fedper",
-    "ua-pdfl.th": f"{PAPERS}::test_ua_pdfl_above_every_divergence_is_client_wise_dropout_alone",
+    "ua-pdfl.th": f"{PAPERS}::test_ua_pdfl_below_every_divergence_is_a_decentralised_fedper",
     "ua-pdfl.mu": LOSS,
     "ua-pdfl.divergence": f"{HERE}::test_ua_pdfl_asks_by_the_divergence_of_the_key",
     "ua-pdfl.aux-reduction": LOSS,
