@@ -656,7 +656,7 @@ COVERED = {
     "ua-pdfl.mu": LOSS,
     "ua-pdfl.divergence": f"{HERE}::test_ua_pdfl_asks_by_the_divergence_of_the_key",
     "ua-pdfl.aux-reduction": LOSS,
-    "ua-pdfl.client-dropout": f"{PAPERS}::test_ua_pdfl_with_both_switches_off_is_local",
+    "ua-pdfl.client-dropout": f"{HERE}::test_ua_pdfl_asks_by_the_divergence_of_the_key",
     "ua-pdfl.layer-personalization": f"{PAPERS}::test_ua_pdfl_with_both_switches_off_is_local",
     "ua-pdfl.own-start": f"{PAPERS}::test_ua_pdfl_starts_from_own_or_common_weights",
 }
