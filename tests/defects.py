@@ -836,6 +836,12 @@ DEFECTS: list[Defect] = [
         "methods",
         "client_app/methods/ua_pdfl.py",
         (
+            "key ua-pdfl.client-dropout is ignored",
+            "if self.parameters.client_dropout and all(",
+            "if all(",
+            f"{KEYS}::test_ua_pdfl_asks_by_the_divergence_of_the_key",
+        ),
+        (
             "UA-PDFL: th is compared the wrong way",
             "if value < th]",
             "if value > th]",
@@ -1084,6 +1090,12 @@ DEFECTS: list[Defect] = [
     *_of(
         "delivery",
         "server_app/federation.py",
+        (
+            "key new-owners is ignored",
+            "free = split_names(self.config.new_owners)",
+            'free = split_names("")',
+            f"{NAMES}::test_new_owners_of_a_resumed_run",
+        ),
         (
             "key min-clients is ignored",
             "wanted = max(self.config.min_clients, ",

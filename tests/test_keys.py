@@ -573,7 +573,7 @@ def test_ua_pdfl_asks_by_the_divergence_of_the_key(tmp_path: Path) -> None:
 HERE = "tests/test_keys.py"
 LOSS = f"{HERE}::test_a_loss_has_the_weights_of_the_keys"
 PAPERS = "tests/test_papers.py"
-# What fails when a key does nothing or something else; `python -m tests.defects` tries it.
+# What fails when a key does nothing; `python -m tests.defects` plants what else a key may do wrong.
 COVERED = {
     "method": "tests/test_methods.py::test_bytes_are_those_of_the_formula",
     "seed": "tests/test_methods.py::test_the_seed_changes_everything_that_is_drawn",
@@ -652,11 +652,11 @@ COVERED = {
     "feddfpa.historical-weight": LOSS,
     "feddfpa.own-start": f"{PAPERS}::test_feddfpa_starts_from_own_or_common_weights",
     "ua-pdfl.n-com": f"{PAPERS}::test_ua_pdfl_below_every_divergence_is_a_decentralised_fedper",
-    "ua-pdfl.th": f"{PAPERS}::test_ua_pdfl_above_every_divergence_is_client_wise_dropout_alone",
+    "ua-pdfl.th": f"{PAPERS}::test_ua_pdfl_below_every_divergence_is_a_decentralised_fedper",
     "ua-pdfl.mu": LOSS,
     "ua-pdfl.divergence": f"{HERE}::test_ua_pdfl_asks_by_the_divergence_of_the_key",
     "ua-pdfl.aux-reduction": LOSS,
-    "ua-pdfl.client-dropout": f"{PAPERS}::test_ua_pdfl_with_both_switches_off_is_local",
+    "ua-pdfl.client-dropout": f"{HERE}::test_ua_pdfl_asks_by_the_divergence_of_the_key",
     "ua-pdfl.layer-personalization": f"{PAPERS}::test_ua_pdfl_with_both_switches_off_is_local",
     "ua-pdfl.own-start": f"{PAPERS}::test_ua_pdfl_starts_from_own_or_common_weights",
 }
