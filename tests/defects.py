@@ -87,7 +87,7 @@ DEFECTS: list[Defect] = [
             "states of a checkpoint are not brought back",
             "        self._states |= {int(name): state for name, state in states.items()}",
             "        pass",
-            f"-m thorough {ENGINE}::test_every_method_goes_on_from_its_checkpoint",
+            f"{ENGINE}::test_every_method_goes_on_from_its_checkpoint",
         ),
     ),
     *_of(
@@ -103,7 +103,7 @@ DEFECTS: list[Defect] = [
             "another client's frozen layers stay frozen",
             "self._agreed.setup.model.requires_grad_(True).zero_grad()",
             "self._agreed.setup.model.zero_grad()",
-            ENGINE,
+            f"{ENGINE}::test_a_resident_model_has_no_traces_of_the_client_before",
         ),
     ),
     *_of(
