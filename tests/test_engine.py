@@ -152,7 +152,7 @@ def test_the_same_history_and_models_as_with_ray(simulator: Simulator, runner: R
 @pytest.mark.slow
 def test_a_run_goes_on_with_the_other_engine(simulator: Simulator, runner: Runner, tmp_path: Path) -> None:
     """Local, then Ray, then local: the numbers of one that was never interrupted."""
-    keys = 'method="pfps-lwc" participation=0.5 local-epochs=1'
+    keys = 'method="pfps-lwc" participation=0.5 local-epochs=1 evaluate-every=1'
     runner.run(f"{keys} rounds=6")
     (whole,) = runner.directories()
     runner.run(f"{keys} rounds=2")
