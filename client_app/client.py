@@ -488,9 +488,7 @@ class FloretClient(NumPyClient):
 
     def accuracy(self, split: Split) -> float:
         """Return the fraction of ``split`` whose class has the highest score, in [0, 1]."""
-        model = self.serving()
-        if model.training:  # to go through all modules takes longer than a small batch
-            model.eval()
+        model = self.serving().eval()
         with torch.no_grad():
             right = sum((model(batch.x).argmax(1) == batch.y).sum() for batch in passes(split))
         return float(right) / len(split)

@@ -587,8 +587,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "accuracy is measured in training mode",
-            "            model.eval()\n        with torch.no_grad():\n            right",
-            "            pass\n        with torch.no_grad():\n            right",
+            "model = self.serving().eval()",
+            "model = self.serving()",
             f"{METHODS}::test_accuracies_are_measured_in_evaluation_mode",
         ),
         (

@@ -123,8 +123,6 @@ class FloretStrategy(Method, Strategy):
         self._asked: dict[str, int] = {}
         self._silent: set[str] = set()
         self._record, self._packed = ArrayRecord(), ArrayRecord()
-        self._said: dict[str, Any] = {}
-        self._scalars = ConfigRecord()
         self.check()
         self._uplink, self._downlink = self.uplink(self.setup), self.downlink(self.setup)
         self.post = PostOffice(self._uplink, self.config.wire)
@@ -421,17 +419,16 @@ class FloretStrategy(Method, Strategy):
         self, client: Client, kind: str, arrays: ArrayRecord, server_round: int, config: ConfigRecord
     ) -> Message:
         """Return a message to ``client`` that expects an answer, and count its bytes as sent in this round."""
-        said = {
-            **config,
-            "round": server_round,
-            "lr": self.config.lr * self.config.lr_decay ** (server_round - 1),
-            "num-classes": self.setup.classes,
-            "head-layers": self.setup.head_layers,
-            **self.session.scalars(),
-        }
-        if self._said != said:  # mostly the same for all clients of a round, and slow to make
-            self._said, self._scalars = said, ConfigRecord(said)
-        scalars = self._scalars
+        scalars = ConfigRecord(
+            {
+                **config,
+                "round": server_round,
+                "lr": self.config.lr * self.config.lr_decay ** (server_round - 1),
+                "num-classes": self.setup.classes,
+                "head-layers": self.setup.head_layers,
+                **self.session.scalars(),
+            }
+        )
         self._asked[client.name] += payload_bytes(arrays)
         if self.watcher:
             self.watcher.asked(client.name)

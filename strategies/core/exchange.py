@@ -47,8 +47,7 @@ def send_and_receive(grid: Grid, messages: Iterable[Message], timeout: float) ->
             reply = next(iter(grid.pull_messages([message_id])), None)
             arrived = reply is not None
             if reply is not None:
-                # Answers of the local engine are made from the message.
-                yield reply if isinstance(grid, LocalGrid) else answer_to(message, reply)
+                yield answer_to(message, reply)
             del reply
             if arrived or late:
                 break
