@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from cli.engines import engine_options
 from common.errors import FloretError
 
 
@@ -37,14 +38,7 @@ from common.errors import FloretError
     show_default=True,
     help="As for `flwr run`, after the number of clients.",
 )
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    show_default=True,
-    help="local: processes of this machine. ray: `flwr run`, on a SuperLink.",
-)
-@click.option("--superlink", default="", help="With --engine ray, the SuperLink connection to run on.")
+@engine_options
 @click.option(
     "--output", "-o", default="reproduced", show_default=True, type=click.Path(path_type=Path), help="Where results go."
 )

@@ -5,12 +5,13 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
 from common.errors import FloretError
-from common.run_config import default_config, merged, parse_run_config
+from common.home import importing_from
+from common.run_config import default_config, merged, parse_run_configs
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
@@ -40,11 +41,8 @@ def run(engine: str, arguments: tuple[str, ...]) -> None:
     from server_app.setup import check_setup
 
     places, texts, rest = split_arguments(arguments)
-    overrides: dict[str, Any] = {}
-    for text in texts:
-        overrides |= parse_run_config(text)
     app = Path(places[0] if places else ".")
-    values = merged(default_config(app), overrides)
+    values = merged(default_config(app), parse_run_configs(texts))
     config, kind, parameters = read_config(values)
     superlink = places[1] if len(places) > 1 else ""
     check_local_superlink(superlink)
@@ -70,10 +68,7 @@ def _run_here(arguments: tuple[str, ...]) -> NoReturn:
         raise click.UsageError(
             f"--engine local takes the app's folder, --run-config and --federation-config, not {others[0]!r}"
         )
-    overrides: dict[str, Any] = {}
-    for text in texts:
-        overrides |= parse_run_config(text)
-    values = merged(default_config(app), overrides)
+    values = merged(default_config(app), parse_run_configs(texts))
     use_code_of(app, sys.argv[1:])
     from common.extras import require
 
@@ -99,8 +94,7 @@ def use_code_of(app: Path, arguments: Sequence[str]) -> None:
         return
     if not (app / "engine" / "supervisor.py").is_file():
         raise FloretError(f"{app}: has no folder engine/, Floret's local engine; start in Floret's folder")
-    path = os.pathsep.join(filter(None, [str(app.resolve()), os.environ.get("PYTHONPATH", "")]))
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "cli.main", *arguments], os.environ | {"PYTHONPATH": path})
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "cli.main", *arguments], importing_from(app))
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:

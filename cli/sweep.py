@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from cli.engines import engine_options
 from common.errors import FloretError
 
 
@@ -12,14 +13,7 @@ from common.errors import FloretError
 @click.option("--grid", "grids", multiple=True, required=True, metavar="KEY=[...]", help="Values of a key; repeatable.")
 @click.option("--run-config", "-c", default="", help="Keys that are the same in every run, as for `flwr run`.")
 @click.option("--federation-config", default="", help="As for `flwr run`.")
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    show_default=True,
-    help="local: processes of this machine. ray: `flwr run`, on a SuperLink.",
-)
-@click.option("--superlink", default="", help="With --engine ray, the SuperLink connection to run on.")
+@engine_options
 @click.option("--keep-models", is_flag=True, help="Keep the personal models and checkpoints of each run.")
 @click.option("--output", "-o", required=True, type=click.Path(path_type=Path), help="Where runs and results go.")
 def sweep(

@@ -7,3 +7,9 @@ from pathlib import Path
 def floret_home() -> Path:
     """Return ``FLORET_HOME``, ``~/.floret`` by default."""
     return Path(os.environ.get("FLORET_HOME", "~/.floret")).expanduser()
+
+
+def importing_from(app: Path) -> dict[str, str]:
+    """Return the environment of a process that imports Floret from the folder ``app`` and not the installed one."""
+    path = os.pathsep.join(filter(None, [str(app.resolve()), os.environ.get("PYTHONPATH", "")]))
+    return os.environ | {"PYTHONPATH": path}

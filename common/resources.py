@@ -47,7 +47,7 @@ class Resources:
         """
         said = dict(_KEYS)
         for key, value in PAIR.findall(" ".join(texts)):
-            name = key.replace("_", "-").removeprefix("options-")
+            name = key.replace("_", "-")
             if name not in _KEYS:
                 raise ConfigError(f"--federation-config {key}: the local engine knows {', '.join(_KEYS)}")
             try:

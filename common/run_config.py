@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,14 @@ def parse_run_config(text: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         example = """'method="fedper" alpha=0.5 download=true'"""
         raise ConfigError(f"run config {text!r} cannot be read ({error}); it must be like {example}") from error
+
+
+def parse_run_configs(texts: Iterable[str]) -> dict[str, Any]:
+    """Return the keys of several ``--run-config``, the last one of a key; errors as of ``parse_run_config``."""
+    keys: dict[str, Any] = {}
+    for text in texts:
+        keys |= parse_run_config(text)
+    return keys
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

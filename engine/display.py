@@ -2,18 +2,14 @@
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 log = logging.getLogger("flwr")
 
 
-class Progress(Protocol):
-    """Is told how many of a round's messages are answered."""
-
-    def __call__(self, group: str, sent: int, answered: int) -> None:
-        """Take in that of the round ``group`` so many messages were sent and answered."""
+# Is told a round, and how many of its messages were sent and answered.
+Show = Callable[[str, int, int], None]
 
 
 def _ignored(group: str, sent: int, answered: int) -> None:
@@ -21,7 +17,7 @@ def _ignored(group: str, sent: int, answered: int) -> None:
 
 
 @contextmanager
-def display(rounds: int, clients: int) -> Iterator[Progress]:
+def display(rounds: int, clients: int) -> Iterator[Show]:
     """Show the run's progress below its log on a terminal; elsewhere the log's lines are all there is.
 
     Args:

@@ -101,13 +101,11 @@ class EngineGrid(LocalGrid):
         """Nothing: no app asks for it."""
         return None
 
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Refuse what Flower has deprecated.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError("make a flwr.app.Message")
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Return a message, as Flower's grids do."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of all clients."""

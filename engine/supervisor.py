@@ -9,9 +9,9 @@ import logging
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
@@ -35,8 +35,6 @@ log = logging.getLogger("flwr")
 
 # Exit codes: the user can correct it; something failed; as a shell has it of a process that was interrupted.
 WRONG, FAILED, INTERRUPTED = 2, 1, 130
-# A worker that ends so soon did nothing; after so many of them in turn the run is given up.
-_SOON, _GIVE_UP = 1.0, 10
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
@@ -98,7 +96,6 @@ def _watch(plan: Plan, own: Connection, server: int, workers: dict[int, int]) ->
     """Keep ``workers`` complete, by process id the slot of each, until the server's process ends; return its code."""
     for slot in range(plan.resources.workers):
         _start_worker(plan, own, server, workers, slot, "")
-    started, soon = time.monotonic(), 0
     while True:
         pid, status = os.waitpid(-1, 0)
         code = os.waitstatus_to_exitcode(status)
@@ -106,15 +103,8 @@ def _watch(plan: Plan, own: Connection, server: int, workers: dict[int, int]) ->
             return code if code >= 0 else 128 - code
         if pid not in workers:
             continue
-        slot = workers.pop(pid)
-        soon = soon + 1 if time.monotonic() - started < _SOON else 0
-        started = time.monotonic()
-        if soon >= _GIVE_UP:
-            log.error("The workers of the local engine end as soon as they start (%s)", _how(code))
-            os.kill(server, signal.SIGKILL)
-            os.waitpid(server, 0)
-            return FAILED
-        _start_worker(plan, own, server, workers, slot, _how(code))
+        # However many end: each message is given up after some of them, and the server's process ends by what is lost.
+        _start_worker(plan, own, server, workers, workers.pop(pid), _how(code))
 
 
 def _start_worker(plan: Plan, own: Connection, server: int, workers: dict[int, int], slot: int, why: str) -> None:
@@ -122,11 +112,9 @@ def _start_worker(plan: Plan, own: Connection, server: int, workers: dict[int, i
     near, far = Pipe()
     pid = _fork(lambda: work(far, plan, slot), close=[own, near])
     workers[pid] = slot
-    try:
+    with suppress(OSError):  # the server's process has just ended, which is seen next
         own.send((slot, pid, why))
         send_handle(own, near.fileno(), server)
-    except OSError:
-        pass  # the server's process has just ended, which is seen next
     near.close()
     far.close()
 

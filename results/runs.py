@@ -25,6 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from common.durable import write_whole
 from common.errors import FloretError
+from common.home import importing_from
 from common.local_superlink import check_local_superlink, simulated_clients, use_own_commands
 from common.resources import Resources
 from common.run_config import default_config, merged
@@ -157,14 +158,13 @@ class LocalEngine:
 
     def _started(self) -> "subprocess.Popen[str]":
         if self._process is None or self._process.poll() is not None:
-            path = os.pathsep.join(filter(None, [str(self._app), os.environ.get("PYTHONPATH", "")]))
             # In a session of its own: an interrupt is for this program, which stops the run in good order.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "engine"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env=os.environ | {"PYTHONPATH": path},
+                env=importing_from(self._app),
                 start_new_session=True,
             )
         return self._process

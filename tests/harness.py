@@ -50,7 +50,7 @@ def copy_app(app: Path) -> Path:
     return Path(shutil.copytree(ROOT, app, ignore=beside))
 
 
-class LocalGrid(Grid):
+class DirectGrid(Grid):
     """Delivers each message to the ClientApp of its node when it is pushed, and keeps the replies until pulled.
 
     Args:
@@ -130,7 +130,7 @@ class Outcome:
     directory: Path
     history: list[dict[str, Any]]
     summary: dict[str, Any]
-    grid: LocalGrid
+    grid: DirectGrid
 
 
 def run_config(output: Path, **keys: Any) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def federate(
     run_id = next(_run_ids)
     values = run_config(output, **({"rounds": 2} | keys))
     states = states or Path(tempfile.mkdtemp(prefix="states-", dir=output.parent))
-    grid = LocalGrid(values, clients, states, backwards=backwards, tamper=tamper)
+    grid = DirectGrid(values, clients, states, backwards=backwards, tamper=tamper)
     before = folders(output)
     context = Context(run_id=run_id, node_id=0, node_config={}, state=RecordDict(), run_config=values)
     with nullcontext() if report else patch("server_app.app.write_report"):

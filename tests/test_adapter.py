@@ -11,7 +11,7 @@ from client_app.app import Request, app
 from client_app.state import FileStore
 from common.flower import pack_message, unpack_message
 from common.simulation import in_simulation
-from tests.harness import ROOT, LocalGrid, run_config
+from tests.harness import ROOT, DirectGrid, run_config
 
 PUBLIC = {"flwr.app", "flwr.client", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
 ADAPTERS = {"common/flower.py", "client_app/node/transport.py"}
@@ -114,7 +114,7 @@ def test_no_server_makes_a_node_believe_that_it_is_in_a_simulation(
     lure = tmp_path / "lure"
     lure.mkdir()
     values = run_config(tmp_path) | {"ray": "true", "simulation": True, "partition-id": 0}
-    context = LocalGrid(values, 1, tmp_path / "states").contexts[1000]
+    context = DirectGrid(values, 1, tmp_path / "states").contexts[1000]
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     said = {"session.directory": str(lure / "clients"), "directory": str(lure), "simulation": "true"}
     answer = ask("query.export", said, context)

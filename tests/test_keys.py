@@ -34,7 +34,7 @@ from server_app.settings import read_config
 from strategies import METHODS
 from strategies.core import keys_of
 from strategies.fedcpd import BLOCKS
-from tests.harness import ON_MLP, ROOT, LocalGrid, Outcome, federate, kept, run_config, standing
+from tests.harness import ON_MLP, ROOT, DirectGrid, Outcome, federate, kept, run_config, standing
 from tests.test_losses import Halted
 from tests.test_papers import write_images
 
@@ -197,7 +197,7 @@ def test_keys_of_the_model_say_what_travels(tmp_path: Path) -> None:
 # Rounds
 
 
-class Arriving(LocalGrid):
+class Arriving(DirectGrid):
     """Nodes that connect one after the other, one with every third look at them."""
 
     looks = 0
@@ -218,7 +218,7 @@ def test_a_start_waits_for_min_clients(tmp_path: Path) -> None:
 
 def test_a_start_waits_no_longer_than_round_timeout(tmp_path: Path) -> None:
     values = run_config(tmp_path, min_clients=3, round_timeout=0.3)
-    federation = Federation(LocalGrid(values, 2, tmp_path / "states"), read_config(values)[0])
+    federation = Federation(DirectGrid(values, 2, tmp_path / "states"), read_config(values)[0])
     begun = time.monotonic()
     with pytest.raises(FloretError, match=r"2 of 3 clients joined within round-timeout = 0\.3 s"):
         federation.gather(lambda here, wanted: None)
@@ -449,7 +449,7 @@ def test_a_methods_keys_arrive_on_both_sides(tmp_path: Path, method: str) -> Non
     table = {key: changed(value) for key, value in values.items() if key.startswith(f"{method}.")}
     values |= {"method": method, **table}
     _, _, parameters = read_config(values)
-    context = LocalGrid(values, 1, tmp_path / "states").contexts[1000]
+    context = DirectGrid(values, 1, tmp_path / "states").contexts[1000]
     for side in (parameters, Request(context).parameters):
         assert {f"{method}.{key}": value for key, value in keys_of(side).items()} == table
 

@@ -94,6 +94,11 @@ TRAIN: list[tuple[Spoil, str]] = [
 ]
 
 
+def quick(clients: int) -> dict[str, Any]:
+    """Return the keys of a run that takes little time with many clients."""
+    return {"method": "fedper", "rounds": 1, "local_epochs": 1, "max_samples": 20 * clients}
+
+
 def test_whatever_a_client_sends_after_training_is_refused_with_its_name_and_a_reason(tmp_path: Path) -> None:
     """One run in which the clients are hostile, each in another way, two are not, and one only has too much to say."""
     clients = len(TRAIN) + 3
@@ -109,16 +114,7 @@ def test_whatever_a_client_sends_after_training_is_refused_with_its_name_and_a_r
                 put(reply.content["metrics"], "own", 1e308)
         return reply
 
-    outcome = federate(
-        tmp_path,
-        clients,
-        report=True,
-        method="fedper",
-        rounds=1,
-        local_epochs=1,
-        max_samples=20 * clients,
-        tamper=tamper,
-    )
+    outcome = federate(tmp_path, clients, report=True, tamper=tamper, **quick(clients))
     (line,) = outcome.history
     reasons = {refusal["client"]: refusal["reason"] for refusal in line["refused"]}
     for i, (_, begins) in enumerate(TRAIN):
@@ -174,16 +170,7 @@ def test_whoever_describes_itself_wrongly_does_not_join(tmp_path: Path, caplog: 
         return reply
 
     with caplog.at_level(logging.WARNING, "flwr"):
-        outcome = federate(
-            tmp_path,
-            clients,
-            report=True,
-            method="fedper",
-            rounds=1,
-            local_epochs=1,
-            max_samples=20 * clients,
-            tamper=tamper,
-        )
+        outcome = federate(tmp_path, clients, tamper=tamper, **quick(clients))
     lines = [text for text in caplog.messages if text.startswith("A client cannot take part: ")]
     for _, begins in DESCRIBE:
         assert any(line.startswith(f"A client cannot take part: {begins}") for line in lines), begins

@@ -23,7 +23,7 @@ from common.simulation import given_cpus, in_simulation
 from server_app.app import export
 from server_app.federation import Federation
 from strategies.core import Client
-from tests.harness import ROOT, LocalGrid, run_config
+from tests.harness import ROOT, DirectGrid, run_config
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_devices(config: RunConfig) -> None:
 
 def test_a_run_directory_that_is_on_another_machine_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("client_app.app.in_simulation", lambda: True)
-    context = LocalGrid(run_config(tmp_path), 1, tmp_path).contexts[1000]
+    context = DirectGrid(run_config(tmp_path), 1, tmp_path).contexts[1000]
     directory = tmp_path / "elsewhere" / "checkpoints" / "clients"
     content = RecordDict({"config": ConfigRecord({"session.directory": str(directory)})})
     message = Message(content, 1000, "train")
@@ -121,7 +121,7 @@ def test_a_personal_model_of_another_machine_reaches_the_run_directory(
         folder.mkdir()  # the client did not see it
         return reply
 
-    grid = LocalGrid(run_config(tmp_path), 1, tmp_path, tamper=elsewhere)
+    grid = DirectGrid(run_config(tmp_path), 1, tmp_path, tamper=elsewhere)
     state = grid.contexts[1000].state
     ClientState(ContextStore(state)).commit(1, {"model.w": torch.tensor([1.0, 2.0]), "memory.m": torch.zeros(3)})
     federation = Federation(grid, read_keys(RunConfig, run_config(tmp_path)))
