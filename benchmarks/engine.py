@@ -1,7 +1,6 @@
 """The local engine against Flower's simulation on Ray: the same runs, one after another."""
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure import Row, pair, peak_memory
+from common.home import importing_from
 from tests.conftest import BIN, Simulator, running_simulator
+from tests.harness import ROOT
 
 WORKERS = 2
 CELLS = ("seed=[0, 1, 2, 3, 4, 5]", 'method=["fedper", "fedavg"]')
@@ -49,8 +50,8 @@ class _Bench:
         self._runs = 0
 
     def main_job(self, repeats: int) -> list[Row]:
-        """Return the rows of the README's main job, the SuperLink already there."""
-        both = [(self._local({}, ""), self._ray({}, "")) for _ in range(repeats)]
+        """Return the rows of the README's main job, in this checkout as it is, the SuperLink already there."""
+        both = [(self._local({}, "", ROOT), self._ray({}, "", ROOT)) for _ in range(repeats)]
         name, than = "the README's main job", "of flwr run's"
         return [
             pair(f"{name}: to the end of round 1", "s", [(a.first, b.first) for a, b in both], than),
@@ -116,16 +117,18 @@ class _Bench:
             self._say(f"sweep {engine[0]}: {seconds[-1]:.1f} s")
         return [pair("a sweep of 12 small runs", "s", [(seconds[0], seconds[1])], "times faster", inverse=True)]
 
-    def _local(self, keys: dict[str, Any], federation: str) -> Timed:
-        command = [sys.executable, "-m", "cli.main", "run", str(self._simulator.app), "--engine", "local"]
-        return self._timed([*command], keys, f"{federation} init-args-num-cpus={WORKERS}", None)
+    def _local(self, keys: dict[str, Any], federation: str, app: Path | None = None) -> Timed:
+        command = [sys.executable, "-m", "cli.main", "run", str(app or self._simulator.app), "--engine", "local"]
+        return self._timed(command, keys, f"{federation} init-args-num-cpus={WORKERS}", None, app)
 
-    def _ray(self, keys: dict[str, Any], federation: str) -> Timed:
-        command = [str(BIN / "flwr"), "run", str(self._simulator.app), "test", "--stream"]
+    def _ray(self, keys: dict[str, Any], federation: str, app: Path | None = None) -> Timed:
+        command = [str(BIN / "flwr"), "run", str(app or self._simulator.app), "test", "--stream"]
         limit = f"init-args-num-cpus={WORKERS}" if federation else ""
-        return self._timed(command, keys, f"{federation} {limit}", self._simulator.pid)
+        return self._timed(command, keys, f"{federation} {limit}", self._simulator.pid, app)
 
-    def _timed(self, command: list[str], keys: dict[str, Any], federation: str, pid: int | None) -> Timed:
+    def _timed(
+        self, command: list[str], keys: dict[str, Any], federation: str, pid: int | None, app: Path | None
+    ) -> Timed:
         self._runs += 1
         output = self._folder / f"run-{self._runs}"
         said = " ".join(f"{key}={json.dumps(value)}" for key, value in keys.items())
@@ -135,7 +138,7 @@ class _Bench:
         started = time.perf_counter()
         first = 0.0
         with (self._folder / "log.txt").open("w") as log:
-            process = subprocess.Popen(command, env=self._env(), stdout=log, stderr=log, cwd=self._folder)
+            process = subprocess.Popen(command, env=self._env(app), stdout=log, stderr=log, cwd=self._folder)
             with peak_memory(pid or process.pid) as peak:
                 while process.poll() is None:
                     time.sleep(0.01)
@@ -151,9 +154,8 @@ class _Bench:
         self._say(f"{kind} {said[:80]}: {first:.1f} s, {total:.1f} s, {timed.megabytes:.0f} MB")
         return timed
 
-    def _env(self) -> dict[str, str]:
-        path = os.pathsep.join(filter(None, [str(self._simulator.app), os.environ.get("PYTHONPATH", "")]))
-        return self._simulator.env | {"PYTHONPATH": path}
+    def _env(self, app: Path | None = None) -> dict[str, str]:
+        return self._simulator.env | {"PYTHONPATH": importing_from(app or self._simulator.app)["PYTHONPATH"]}
 
     def _images(self, n: int) -> Path:
         file = self._folder / f"images-{n}.npz"

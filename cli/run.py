@@ -71,14 +71,18 @@ def _run_here(arguments: tuple[str, ...]) -> NoReturn:
     values = merged(default_config(app), parse_run_configs(texts))
     use_code_of(app, sys.argv[1:])
     from common.extras import require
+    from common.imports import quick_imports
+    from common.partitioners import DrawingProcess
 
     require("jinja2", "server", "the report of a run")
-    from engine.plan import Plan
-    from engine.supervisor import end, prepare
-    from engine.supervisor import run as run_plan
+    with DrawingProcess():
+        with quick_imports():
+            from engine.plan import Plan
+            from engine.supervisor import end, prepare
+            from engine.supervisor import run as run_plan
 
-    plan = Plan.of(values, federation)
-    prepare(plan)
+        plan = Plan.of(values, federation)
+        prepare(plan)
     end(run_plan(plan))
 
 

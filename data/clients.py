@@ -11,6 +11,7 @@ import torch
 
 from common.config import RunConfig, one_of, split_names
 from common.errors import ConfigError, DataError
+from common.partitioners import Indices
 from common.seeds import numpy_generator
 from data.datasets import (
     DATASETS,
@@ -26,7 +27,7 @@ from data.datasets import (
 from data.files import entries, is_dir, is_file, status
 from data.images import Form, ImageFiles, class_folders, class_names, decoded, find_images, listed_names, read_images
 from data.npz import Samples, check_alike, check_arrays, class_count, read_input_shape, read_labels, read_samples
-from data.partition import PARTITIONS, Indices, Scheme, check_counts, partition
+from data.partition import PARTITIONS, Scheme, check_counts, partition
 
 _OWN = "files per client, train/<i>.npz and test/<i>.npz with the arrays x and y, i from 0"
 _NODE = "train.npz and test.npz with the arrays x and y, or images in train/<class>/ and test/<class>/"

@@ -1,10 +1,6 @@
 """Partition of the pool's samples among clients: flwr-datasets' partitioners on a table of labels."""
 
-import importlib.util
-import sys
-import warnings
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Self
 
 import numpy as np
@@ -13,6 +9,7 @@ import numpy.typing as npt
 from common.config import RunConfig
 from common.errors import ConfigError, DataError
 from common.extras import require
+from common.partitioners import Indices, draw
 from common.seeds import derive_seed, numpy_generator
 
 PARTITIONS = {
@@ -26,8 +23,13 @@ PARTITIONS = {
 _MAX_DRAWS = 100
 _RANDOM_SIZES = ("dirichlet", "pathological", "extreme")
 _BY_CLASSES = ("pathological", "extreme")
-
-Indices = npt.NDArray[np.int64]
+# The library's classes.
+_LIBRARY = {
+    "iid": "IidPartitioner",
+    "dirichlet": "DirichletPartitioner",
+    "pathological": "PathologicalPartitioner",
+    "shards": "ShardPartitioner",
+}
 
 
 @dataclass(frozen=True)
@@ -164,50 +166,17 @@ def _draw(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, seed:
     if scheme.name == "extreme":
         return _extreme(labels, scheme.classes_per_client, num_clients, seed)
     require("flwr_datasets", "datasets", f"partition = {scheme.name!r}")
-    from datasets import Dataset
-
-    library = _partitioners()
-    partitioner: Any
-    if scheme.name == "iid":
-        partitioner = library.IidPartitioner(num_clients)
-    elif scheme.name == "dirichlet":
-        partitioner = library.DirichletPartitioner(
-            num_clients, "label", scheme.alpha, min_partition_size=0, self_balancing=False, seed=seed
-        )
+    arguments: dict[str, Any] = {"num_partitions": num_clients}
+    if scheme.name != "iid":
+        arguments |= {"partition_by": "label", "seed": seed}
+    if scheme.name == "dirichlet":
+        arguments |= {"alpha": scheme.alpha, "min_partition_size": 0, "self_balancing": False}
     elif scheme.name == "pathological":
-        partitioner = library.PathologicalPartitioner(
-            num_clients, "label", scheme.classes_per_client, class_assignment_mode="first-deterministic", seed=seed
-        )
+        arguments["num_classes_per_partition"] = scheme.classes_per_client
+        arguments["class_assignment_mode"] = "first-deterministic"
     elif scheme.name == "shards":
-        partitioner = library.ShardPartitioner(num_clients, "label", scheme.shards_per_client, seed=seed)
-    else:
-        raise KeyError(scheme.name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pathological warns of unused classes, which ``partition`` documents
-        partitioner.dataset = Dataset.from_dict({"label": labels, "index": np.arange(len(labels))})
-        parts: list[Indices] = []
-        for i in range(num_clients):
-            parts.append(np.asarray(partitioner.load_partition(i).with_format("numpy")["index"][:], dtype=np.int64))
-            if len(parts[-1]) < at_least:
-                break
-    return parts
-
-
-def _partitioners() -> ModuleType:
-    """Return ``flwr_datasets.partitioner``, imported without what its package imports besides to plot and to download.
-
-    That takes a second in each process, seaborn and SciPy's statistics most of it.
-    """
-    if "flwr_datasets" in sys.modules:
-        return importlib.import_module("flwr_datasets.partitioner")
-    spec = importlib.util.find_spec("flwr_datasets")
-    assert spec is not None
-    # A package that was not executed: its modules are found in it, and import each other as always.
-    sys.modules["flwr_datasets"] = importlib.util.module_from_spec(spec)
-    try:
-        return importlib.import_module("flwr_datasets.partitioner")
-    finally:
-        del sys.modules["flwr_datasets"]
+        arguments["num_shards_per_partition"] = scheme.shards_per_client
+    return draw(labels, _LIBRARY[scheme.name], arguments, num_clients, at_least)
 
 
 def _extreme(labels: npt.NDArray[np.int64], k: int, num_clients: int, seed: int) -> list[Indices]:

@@ -10,8 +10,11 @@ import os
 import sys
 
 from common.errors import FloretError
-from engine.plan import Plan
-from engine.supervisor import WRONG, prepare, run
+from common.imports import quick_imports
+
+with quick_imports():
+    from engine.plan import Plan
+    from engine.supervisor import WRONG, prepare, run
 
 log = logging.getLogger("flwr")
 

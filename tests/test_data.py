@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 import data
 from common.config import RunConfig, read_keys
 from common.errors import ConfigError, DataError
+from common.partitioners import DrawingProcess
 from data.datasets import Source, load_pool, read_torchvision
 from data.npz import class_count, read_samples
 from data.partition import PARTITIONS, Scheme, partition
@@ -219,6 +220,23 @@ def test_what_the_library_refuses_is_one_line_of_data_error():
     assert text.startswith("partition pathological with classes-per-client = 2, 4 clients, 31 samples of toy: Label: 1")
     text = message(partition, labels, scheme("shards", shards=10), 4, "toy")
     assert "4 clients need 40 shards, but toy has 31 samples" in text
+
+
+def test_a_process_of_its_own_draws_the_same_and_its_errors_are_told(monkeypatch):
+    labels = np.arange(300) % 5
+    schemes = [scheme(name, min_samples=5) for name in PARTITIONS]
+    here = [partition(labels, each, 6, "d") for each in schemes]
+    refusal = message(partition, np.array([0] * 30 + [1]), scheme("pathological"), 4, "d")
+    with DrawingProcess() as process:
+        for each, parts in zip(schemes, here, strict=True):
+            assert all(map(np.array_equal, partition(labels, each, 6, "d"), parts))
+        assert message(partition, np.array([0] * 30 + [1]), scheme("pathological"), 4, "d") == refusal
+        monkeypatch.setattr("common.partitioners._library", lambda: pytest.fail("it was drawn here"))
+        partition(labels, schemes[0], 6, "d")
+        monkeypatch.undo()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(process.pid, os.WNOHANG)
+    assert all(map(np.array_equal, partition(labels, schemes[0], 6, "d"), here[0]))
 
 
 def test_extreme_needs_a_sample_of_each_class_for_each_client():

@@ -356,3 +356,16 @@ def private_bytes(pid: int) -> int:
     """Return the memory that only this process has."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("Private_Clean", "Private_Dirty")))
+
+
+def test_a_start_imports_no_database_and_leaves_flower_whole() -> None:
+    script = (
+        "import sys\n"
+        "from common.imports import quick_imports\n"
+        "with quick_imports():\n    import engine.supervisor\n"
+        "print(sorted({'alembic', 'datasets', 'pandas', 'sqlalchemy'} & {*sys.modules}))\n"
+        "from flwr.supercore.object_store.sql_object_store import SqlObjectStore\n"
+        "print(hasattr(SqlObjectStore, 'preregister'))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[]", "True"]
