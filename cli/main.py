@@ -8,6 +8,7 @@ from cli.certificates import certificates
 from cli.listing import list_names
 from cli.node import node
 from cli.policy import policy
+from cli.rank import rank
 from cli.report import report
 from cli.reproduce import reproduce
 from cli.run import run
@@ -49,6 +50,7 @@ floret.add_command(list_names)
 floret.add_command(node)
 floret.add_command(policy)
 floret.add_command(predict)
+floret.add_command(rank)
 floret.add_command(report)
 floret.add_command(reproduce)
 floret.add_command(run)

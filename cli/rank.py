@@ -1,0 +1,34 @@
+"""``floret rank``: methods of sweeps in order, with what is within noise."""
+
+from pathlib import Path
+
+import click
+
+from common.errors import FloretError
+
+
+@click.command()
+@click.argument("sweeps", metavar="NAME=FOLDER...", nargs=-1, required=True)
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="A Markdown file."
+)
+def rank(sweeps: tuple[str, ...], output: Path | None) -> None:
+    """Rank the methods of sweeps over method and seed.
+
+    NAME is the section's heading, FOLDER what `floret sweep` wrote. Methods are ranked by accuracy after and before
+    local training, by the worst decile of clients, and by bytes. Places that noise between seeds cannot tell apart are
+    given as a range.
+    """
+    from common.durable import write_whole
+    from results.ranking import Ranking, page
+
+    rankings = {}
+    for text in sweeps:
+        name, equals, folder = text.partition("=")
+        if not (name and equals and folder):
+            raise FloretError(f"{text}: must be like Fashion-MNIST=sweeps/fashion, a heading and a sweep's folder")
+        rankings[name] = Ranking.read(Path(folder) / "sweep.json")
+    found = page(rankings)
+    if output:
+        write_whole(output, found.encode())
+    click.echo(found, nl=False)

@@ -1,0 +1,144 @@
+"""Which methods of a sweep are better than which, beyond what seeds explain."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, Self
+
+from common.errors import FloretError
+from results.sweep import markdown
+from results.text import percent_over_runs
+
+# Two-sided 95 % quantiles of Student's t distribution by degrees of freedom, from 1 on.
+_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+_T95_LATER = 1.96
+
+Values = Mapping[str, Sequence[float]]
+Places = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Methods that were run with the same seeds.
+
+    Attributes:
+        seeds: in order.
+        measures: by name, what each method measured with each seed; larger is better.
+        megabytes: up and down together, of all clients and rounds, mean over seeds.
+        without: methods that are left out, since a run of theirs did not finish.
+    """
+
+    seeds: tuple[int, ...]
+    measures: Mapping[str, Values]
+    megabytes: Mapping[str, float]
+    without: tuple[str, ...]
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Return the ranking of a sweep over ``method`` and ``seed`` from its sweep.json.
+
+        Raises:
+            FloretError: it cannot be read, varies another key, or fewer than two methods finished with two seeds.
+        """
+        try:
+            runs = json.loads(file.read_text(encoding="utf-8"))["runs"]
+            found: dict[str, dict[int, Any]] = {}
+            for run in runs:
+                keys = dict(run["keys"])
+                method, seed = str(keys.pop("method")), int(keys.pop("seed"))
+                if keys:
+                    raise FloretError(f"{file}: a ranking is of a sweep over method and seed, not over {min(keys)}")
+                found.setdefault(method, {})[seed] = run["summary"]
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise FloretError(f"{file}: is not the sweep.json of a sweep over method and seed ({error})") from error
+        seeds = tuple(sorted({seed for each in found.values() for seed in each}))
+        whole = {name: each for name, each in found.items() if all(each.get(seed) for seed in seeds)}
+        if len(whole) < 2 or len(seeds) < 2:
+            raise FloretError(f"{file}: a ranking needs two methods that finished with the same two seeds or more")
+        names = {"after": "test", "before": "before", "worst decile": "worst_decile"}
+        measures = {
+            shown: {m: [float(each[s][name]) for s in seeds] for m, each in whole.items()}
+            for shown, name in names.items()
+        }
+        sent = {m: mean((each[s]["up"] + each[s]["down"]) / 1e6 for s in seeds) for m, each in whole.items()}
+        return cls(seeds, measures, sent, tuple(sorted(found.keys() - whole.keys())))
+
+    def table(self) -> str:
+        """Return a Markdown table: mean ± standard deviation over seeds, and places; the best mean *after* first."""
+        ranges = {name: places(values) for name, values in self.measures.items()}
+        after = self.measures["after"]
+        # Bytes have no noise: who sends the same has the same place.
+        cost = {
+            m: 1 + sum(other < own * (1 - 1e-3) for other in self.megabytes.values())
+            for m, own in self.megabytes.items()
+        }
+        texts = [
+            [
+                f"`{method}`",
+                *(
+                    text
+                    for name, values in self.measures.items()
+                    for text in (percent_over_runs(values[method]), between(ranges[name][method]))
+                ),
+                f"{self.megabytes[method]:.1f}",
+                str(cost[method]),
+            ]
+            for method in sorted(after, key=lambda m: (-mean(after[m]), m))
+        ]
+        head = ["method", *(part for name in self.measures for part in (name, "place")), "MB", "place"]
+        return markdown(head, texts)
+
+    def apart(self, measure: str) -> tuple[int, int]:
+        """Return how many pairs of methods differ beyond noise, and how many pairs there are."""
+        pairs = list(combinations(self.measures[measure].values(), 2))
+        return sum(beyond_noise(one, other) != 0 for one, other in pairs), len(pairs)
+
+
+def beyond_noise(one: Sequence[float], other: Sequence[float]) -> int:
+    """Return 1 if ``one`` is larger beyond noise, -1 if it is smaller, else 0.
+
+    A paired t test over seeds, two-sided at 95 %, without a correction for how many pairs are compared: with the same
+    seed, methods have the same clients, splits and initial weights, so their differences vary less than their values.
+    """
+    differences = [a - b for a, b in zip(one, other, strict=True)]
+    freedom = len(differences) - 1
+    quantile = _T95[freedom - 1] if freedom <= len(_T95) else _T95_LATER
+    middle = mean(differences)
+    bound = quantile * stdev(differences) / math.sqrt(len(differences))
+    return 0 if abs(middle) <= bound else int(math.copysign(1, middle))
+
+
+def places(values: Values) -> dict[str, Places]:
+    """Return for each method the first and the last place that it may have: better are those beyond noise alone."""
+    found = {}
+    for method, own in values.items():
+        signs = [beyond_noise(other, own) for name, other in values.items() if name != method]
+        found[method] = (1 + signs.count(1), len(values) - signs.count(-1))
+    return found
+
+
+def between(range_: Places) -> str:
+    """Return places as text: ``3`` or ``3-9``."""
+    first, last = range_
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def page(rankings: Mapping[str, Ranking]) -> str:
+    """Return a Markdown page with a section for each ranking, by name."""
+    parts = []
+    for name, ranking in rankings.items():
+        pairs = [
+            f"{measure} {differ} of {total}"
+            for measure in ranking.measures
+            for differ, total in (ranking.apart(measure),)
+        ]
+        seeds = ", ".join(map(str, ranking.seeds))
+        about = f"{len(ranking.megabytes)} methods, seeds {seeds}. Pairs that differ beyond noise: {', '.join(pairs)}."
+        if ranking.without:
+            about += f" Left out, since not all of their runs finished: {', '.join(ranking.without)}."
+        parts.append(f"## {name}\n\n{about}\n\n{ranking.table()}")
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,91 @@
+"""The ranking of a sweep's methods: what is beyond noise, the places, the page, and files that are none."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from cli.main import floret
+from common.errors import FloretError
+from results.ranking import Ranking, between, beyond_noise, places
+
+AFTER = {"a": [0.90, 0.91, 0.92], "b": [0.80, 0.81, 0.82], "c": [0.85, 0.95, 0.90]}
+
+
+def test_noise_is_judged_by_the_differences_of_each_seed() -> None:
+    # c - a = -0.05, 0.04, -0.02: mean -0.01, standard deviation 0.0458; 4.303 * 0.0458 / sqrt(3) = 0.114.
+    assert beyond_noise(AFTER["a"], AFTER["c"]) == 0
+    # c - b has a mean of 0.09 and the same deviation: not beyond 0.114 either; with five such seeds it would be.
+    assert beyond_noise(AFTER["c"], AFTER["b"]) == 0
+    assert beyond_noise([*AFTER["c"], 0.85, 0.95], [*AFTER["b"], 0.80, 0.81]) == 1
+    # a - b is 0.1 with every seed, far less than either varies in a sweep of many seeds.
+    assert beyond_noise(AFTER["a"], AFTER["b"]) == 1
+    assert beyond_noise(AFTER["b"], AFTER["a"]) == -1
+    assert beyond_noise(AFTER["a"], AFTER["a"]) == 0
+
+
+def test_a_place_is_a_range_that_noise_leaves_open() -> None:
+    found = places(AFTER)
+    assert found == {"a": (1, 2), "b": (2, 3), "c": (1, 3)}
+    assert [between(found[name]) for name in "abc"] == ["1-2", "2-3", "1-3"]
+    assert between((4, 4)) == "4"
+
+
+def write_sweep(folder: Path, **more: Any) -> Path:
+    runs = [
+        {
+            "keys": {"method": name, "seed": seed},
+            "summary": {"test": value, "before": value / 2, "worst_decile": 0.5, "up": size * 10**6, "down": 10**6},
+        }
+        for size, (name, values) in enumerate(AFTER.items())
+        for seed, value in enumerate(values)
+    ]
+    folder.mkdir()
+    (folder / "sweep.json").write_text(json.dumps({"runs": runs} | more))
+    return folder
+
+
+def test_the_page(tmp_path: Path) -> None:
+    folder = write_sweep(tmp_path / "sweep")
+    runs = json.loads((folder / "sweep.json").read_text())["runs"]
+    lacking = [*runs, {"keys": {"method": "d", "seed": 0}, "summary": None}]
+    (folder / "sweep.json").write_text(json.dumps({"runs": lacking}))
+    output = tmp_path / "ranking.md"
+    done = CliRunner().invoke(floret, ["rank", f"Digits={folder}", "-o", str(output)], catch_exceptions=False)
+    assert output.read_text() == done.output
+    lines = done.output.splitlines()
+    assert lines[0] == "## Digits"
+    noise, left_out = lines[2].split(". ")[1:]
+    assert noise == "Pairs that differ beyond noise: after 1 of 3, before 1 of 3, worst decile 0 of 3"
+    assert left_out == "Left out, since not all of their runs finished: d."
+    assert lines[4] == "| method | after | place | before | place | worst decile | place | MB | place |"
+    assert lines[6:] == [
+        "| `a` | 91.0 ± 0.8 | 1-2 | 45.5 ± 0.4 | 1-2 | 50.0 ± 0.0 | 1-3 | 1.0 | 1 |",
+        "| `c` | 90.0 ± 4.1 | 1-3 | 45.0 ± 2.0 | 1-3 | 50.0 ± 0.0 | 1-3 | 3.0 | 3 |",
+        "| `b` | 81.0 ± 0.8 | 2-3 | 40.5 ± 0.4 | 2-3 | 50.0 ± 0.0 | 1-3 | 2.0 | 2 |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("runs", "reason"),
+    [
+        (None, "is not the sweep.json of a sweep over method and seed"),
+        ([{"keys": {"method": "a", "seed": 0, "lr": 0.1}, "summary": None}], "not over lr"),
+        ([{"keys": {"method": "a"}, "summary": None}], "is not the sweep.json of a sweep over method and seed"),
+        ([{"keys": {"method": "a", "seed": 0}, "summary": {}}], "needs two methods"),
+    ],
+)
+def test_what_is_no_sweep_over_methods_is_refused_in_a_line(tmp_path: Path, runs: Any, reason: str) -> None:
+    folder = write_sweep(tmp_path / "sweep", **({} if runs is None else {"runs": runs}))
+    if runs is None:
+        (folder / "sweep.json").write_text("{")
+    with pytest.raises(FloretError, match=reason) as caught:
+        Ranking.read(folder / "sweep.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_argument_without_a_name_is_refused() -> None:
+    result = CliRunner().invoke(floret, ["rank", "sweeps/fashion"])
+    assert "must be like Fashion-MNIST=sweeps/fashion" in str(result.exception)
