@@ -13,6 +13,7 @@ from benchmarks.measure import Row, hardware, table
 NAMES = {
     "engine": "the local engine against flwr run: start, rounds, sweeps, memory, small clients",
     "simulation": "a round of flwr run with all that is around training, against the bare training of its clients",
+    "methods": "a round of every method against FedAvg's, with 20 and with 100 clients",
     "scale": "a round of flwr run and its memory, from 10 to 1,000 clients",
     "server": "memory and throughput of folding replies, against numpy's in-place multiply-add",
     "latency": "seconds a round on real processes: stock Flower, Floret's app on stock nodes, Floret's nodes",
