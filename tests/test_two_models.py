@@ -16,9 +16,12 @@ from client_app.methods.apfl import ALPHA, PRIVATE, adapted, mixture
 from common.tensors import NamedArrays
 from common.wire import from_record
 from models import SplitModel
+from strategies.apfl import APFL
+from strategies.ditto import Ditto
 from strategies.fedavg import FedAvg
 from tests.harness import Outcome, federate, kept, standing
 from tests.test_keys import last_train
+from tests.test_methods import write_clients
 from tests.test_papers import equal as same_models
 from tests.test_papers import write_images
 from tests.test_sketches import MODEL_SIZE, checkpointed, equal, personal
@@ -31,6 +34,8 @@ ONE_STEP: dict[str, Any] = {
     "weight_decay": 0.0,
     "max_samples": 100,
 }
+# Keys of pFedMe with which the shared model goes all the way to the personal one, after one step.
+FOLLOWS: dict[str, Any] = {"pfedme__inner_steps": 1, "pfedme__lambda": 16.0, "pfedme__local_lr": 1 / 16}
 
 
 def client_of(outcome: Outcome) -> Any:
@@ -65,6 +70,37 @@ def test_one_model_goes_down_and_one_comes_up(tmp_path: Path, method: str) -> No
     outcome = federate(tmp_path, method=method, local_epochs=1)
     for line in outcome.history:
         assert all(c["bytes"] == {"up": 4 * MODEL_SIZE, "down": 4 * MODEL_SIZE} for c in line["clients"].values())
+
+
+@pytest.mark.parametrize("method", ["ditto", "apfl", "pfedme"])
+def test_a_client_with_one_sample_and_a_client_that_comes_late(tmp_path: Path, method: str) -> None:
+    data = tmp_path / "data"
+    write_clients(data, 3)
+    alone = np.load(data / "train" / "0.npz")
+    np.savez(data / "train" / "0.npz", x=alone["x"][:1], y=alone["y"][:1])
+    keys: dict[str, Any] = {"dataset": "npz-clients", "data_dir": str(data), "validation_fraction": 0.0}
+    outcome = federate(tmp_path / "runs", 3, method=method, rounds=5, participation=0.4, evaluate_every=1, **keys)
+    assert outcome.summary["refused"] == 0
+    assert len(outcome.history[0]["clients"]) == 1
+    assert set(outcome.history[-1]["clients"]) == {"0", "1", "2"}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("batch_norm", ["shared", "local"])
+def test_identities_with_batch_normalisation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_norm: str) -> None:
+    for strategy in (FedAvg, Ditto, APFL):
+        monkeypatch.setattr(strategy, "weighted", False)
+    keys: dict[str, Any] = {"model": "resnet18", "batch_norm": batch_norm, "local_epochs": 1, "max_samples": 40}
+    local, fedavg = (federate(tmp_path, 2, method=method, **keys) for method in ("local", "fedavg"))
+    alone: dict[str, Any] = {"ditto__lambda": 0.0, "ditto__personal_epochs": 1}
+    ditto = federate(tmp_path, 2, method="ditto", **alone, **keys)
+    apfl = federate(tmp_path, 2, method="apfl", apfl__alpha=1.0, apfl__adapt="never", **keys)
+    for outcome in (ditto, apfl):
+        assert same_models(local, outcome)
+        assert equal(checkpointed(fedavg), checkpointed(outcome))
+    pfedme = federate(tmp_path, 2, method="pfedme", **FOLLOWS, **keys)
+    assert same_models(fedavg, pfedme)
+    assert equal(checkpointed(fedavg), checkpointed(pfedme))
 
 
 # Ditto
@@ -202,9 +238,6 @@ def test_alpha_is_adapted_as_often_as_the_key_says(tmp_path: Path, monkeypatch: 
 
 
 # pFedMe
-
-
-FOLLOWS: dict[str, Any] = {"pfedme__inner_steps": 1, "pfedme__lambda": 16.0, "pfedme__local_lr": 1 / 16}
 
 
 def test_pfedme_that_goes_all_the_way_after_one_step_is_fedavg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

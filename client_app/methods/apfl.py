@@ -32,7 +32,8 @@ class APFL(FloretClient):
     """Keeps a private model v and alpha; what it uses is the mixture ``m = alpha v + (1 - alpha) w``.
 
     A step is ``w <- w - eta grad f(w)``, ``v <- v - eta alpha grad f(m)`` and
-    ``alpha <- alpha - eta_a <grad f(m), v - w>``, all three from the values before it. Running statistics belong to w and to m; v is never asked by itself.
+    ``alpha <- alpha - eta_a <grad f(m), v - w>``, all three from the values before it. Running statistics belong to w
+    and to m; v is never asked by itself.
     """
 
     parameters: APFLParameters
