@@ -33,6 +33,7 @@ DATA, CONFIG, POLICY, HISTORY = (f"tests/test_{name}.py" for name in ("data", "c
 FORMULAS, NAMES, REPORT, REHEARSAL, ENGINE = (
     f"tests/test_{name}.py" for name in ("formulas", "names", "report", "rehearsal", "engine")
 )
+TWO = "tests/test_two_models.py"
 
 
 @dataclass(frozen=True)
@@ -702,6 +703,89 @@ DEFECTS: list[Defect] = [
         "methods",
         "client_app/methods/fedprox.py",
         ("FedProx without the half", "return mu / 2 * torch", "return mu * torch", FORMULAS),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/ditto.py",
+        (
+            "Ditto: the personal model is held near the shared one as it was trained",
+            "        self.load_tensors(personal)\n",
+            "        self.load_tensors(personal)\n        self.received = self._shared\n",
+            f"{TWO}::test_a_step_of_ditto_by_hand",
+        ),
+        (
+            "Ditto: the shared model is held near the received one, too",
+            "self.model.parameters(), super().loss)",
+            "self.model.parameters())",
+            f"{TWO}::test_what_ditto_shares_is_fedavg",
+        ),
+        (
+            "Ditto: the personal model begins at the received one",
+            "        self.load_tensors(personal)\n",
+            "        self.load_tensors(self.received)\n",
+            f"{TWO}::test_ditto_without_lambda_is_local_beside_fedavg",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/apfl.py",
+        (
+            "APFL: the private model's step lacks the factor of the chain rule",
+            "v.grad = self._alpha * gradient",
+            "v.grad = gradient",
+            f"{TWO}::test_a_step_of_apfl_by_hand",
+        ),
+        (
+            "APFL: what was learned of alpha is forgotten",
+            "        self.memory[ALPHA] = self._alpha\n",
+            "",
+            f"{TWO}::test_a_step_of_apfl_by_hand",
+        ),
+        (
+            "APFL: the client uses the shared model",
+            "        self.load_tensors(model.state_dict())\n",
+            "",
+            f"{TWO}::test_apfl_with_alpha_1_is_local",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/pfedme.py",
+        (
+            "pFedMe: theta is its own anchor, as an alias",
+            "parameter.detach().clone() for name",
+            "parameter.detach() for name",
+            f"{TWO}::test_a_batch_of_pfedme_by_hand",
+        ),
+        (
+            "pFedMe: theta is sent",
+            "tensors = self.copy_tensors() | self._local",
+            "tensors = self.copy_tensors()",
+            f"{TWO}::test_a_batch_of_pfedme_by_hand",
+        ),
+        (
+            "pFedMe: what follows is used and kept",
+            "        return self.run_steps(self.config.local_epochs, step)\n",
+            "        loss = self.run_steps(self.config.local_epochs, step)\n"
+            "        self.load_tensors(self._local)\n        return loss\n",
+            f"{TWO}::test_pfedme_uses_and_keeps_theta_and_sends_what_follows_it",
+        ),
+    ),
+    *_of(
+        "methods",
+        "strategies/pfedme.py",
+        (
+            "key pfedme.beta is ignored",
+            "(1 - beta) * self.arrays[n] + beta * mean[n]",
+            "mean[n]",
+            f"{TWO}::test_the_server_of_pfedme_goes_part_of_the_way",
+        ),
+        (
+            "pFedMe: clients count by their samples",
+            "    weighted = False\n",
+            "",
+            f"{TWO}::test_the_server_of_pfedme_goes_part_of_the_way",
+        ),
     ),
     *_of(
         "methods",

@@ -440,7 +440,10 @@ def test_threads_of_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def changed(value: Any) -> Any:
     """Return another value for a key; a text has no other that is known here."""
-    return (not value) if isinstance(value, bool) else value if isinstance(value, str) else value + 1
+    if isinstance(value, bool):
+        return not value
+    # Half of a number may be a fraction of something still.
+    return value if isinstance(value, str) else value / 2 if isinstance(value, float) else value + 1
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -573,6 +576,7 @@ def test_ua_pdfl_asks_by_the_divergence_of_the_key(tmp_path: Path) -> None:
 HERE = "tests/test_keys.py"
 LOSS = f"{HERE}::test_a_loss_has_the_weights_of_the_keys"
 PAPERS = "tests/test_papers.py"
+TWO = "tests/test_two_models.py"
 # What fails when a key does nothing; `python -m tests.defects` plants what else a key may do wrong.
 COVERED = {
     "method": "tests/test_methods.py::test_bytes_are_those_of_the_formula",
@@ -625,6 +629,15 @@ COVERED = {
     "test_a_new_run_goes_on_from_the_personal_models_unless_it_is_to_start_afresh",
     "new-owners": "tests/test_names.py::test_new_owners_of_a_resumed_run",
     "fedprox.mu": LOSS,
+    "ditto.lambda": f"{TWO}::test_a_step_of_ditto_by_hand",
+    "ditto.personal-epochs": f"{TWO}::test_ditto_without_lambda_is_local_beside_fedavg",
+    "apfl.alpha": f"{TWO}::test_apfl_with_alpha_1_is_local",
+    "apfl.adapt": f"{TWO}::test_alpha_is_adapted_as_often_as_the_key_says",
+    "apfl.alpha-lr": f"{TWO}::test_a_step_of_apfl_by_hand",
+    "pfedme.inner-steps": f"{TWO}::test_a_batch_of_pfedme_by_hand",
+    "pfedme.lambda": f"{TWO}::test_a_batch_of_pfedme_by_hand",
+    "pfedme.local-lr": f"{TWO}::test_a_batch_of_pfedme_by_hand",
+    "pfedme.beta": f"{TWO}::test_the_server_of_pfedme_goes_part_of_the_way",
     "fedrep.head-epochs": f"{HERE}::test_a_round_is_that_of_a_plain_loop",
     "fedrep.every-batch": f"{HERE}::test_a_round_goes_so_often_through_the_data",
     "fedproto.lambda": LOSS,

@@ -33,7 +33,6 @@ SKETCHES = Path(__file__).parent / "sketches"
 MODEL_SIZE = (64 * 128 + 128) + (128 * 64 + 64) + (64 * 10 + 10)
 HEAD = 64 * 10 + 10
 KEYS: dict[str, dict[str, Any]] = {
-    "sketch-ditto": {"lambda": 0.5},
     "sketch-heads": {"share": 0.3},
     "sketch-sparse": {"density": 0.5},
     "sketch-student": {"width": 16, "rank": 4},
@@ -92,14 +91,6 @@ def equal(one: NamedArrays, other: NamedArrays) -> bool:
 
 def personal(outcome: Outcome) -> list[dict[str, torch.Tensor]]:
     return [kept(context).load() for context in outcome.grid.contexts.values()]
-
-
-def test_what_ditto_shares_is_fedavg(tmp_path: Path) -> None:
-    ditto = federate(tmp_path, method="sketch-ditto", rounds=3)
-    assert equal(checkpointed(ditto), checkpointed(federate(tmp_path, method="fedavg", rounds=3)))
-    other = federate(tmp_path, method="sketch-ditto", rounds=3, sketch_ditto__lambda=2.0)
-    assert equal(checkpointed(ditto), checkpointed(other))
-    assert not torch.equal(personal(ditto)[0][MODEL + "head.bias"], personal(other)[0][MODEL + "head.bias"])
 
 
 def test_each_client_is_sent_a_head_of_its_own(tmp_path: Path) -> None:
