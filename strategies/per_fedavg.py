@@ -9,12 +9,14 @@ from strategies.core import FloretStrategy
 @dataclass(frozen=True, kw_only=True)
 class PerFedAvgParameters:
     """``inner_lr``: rate of the adaptation step (the paper's alpha; beta is the key ``lr``); ``variant``: what is done
-    about the Hessian in the gradient through that step; ``delta``: step of the difference in its place.
+    about the Hessian in the gradient through that step; ``delta``: step of the difference in its place; ``adapt``: the
+    personal model is one step from the client's model after its training, or from the one that it received.
     """
 
     inner_lr: float = between(0)
     variant: str = choice("hessian-free", "first-order")
     delta: float = between(0, above=True)
+    adapt: str = choice("trained", "received")
 
 
 class PerFedAvg(FloretStrategy):

@@ -38,7 +38,7 @@ def hessian_product(
 
 
 class PerFedAvg(FloretClient):
-    """Receives and sends the meta model w; its personal model is w after one adaptation step on its own data."""
+    """Receives and sends the meta model w; its personal model is one adaptation step on its own data from there."""
 
     parameters: PerFedAvgParameters
 
@@ -48,7 +48,7 @@ class PerFedAvg(FloretClient):
         D' are the batches of FedAvg's training, in its order; D is the batch before, D'' the one before that. In the
         round's second step D'' is D, in its first both are D'. Return the mean loss after the inner step.
         """
-        own, weights = self.parameters, list(self.model.parameters())
+        own, weights, received = self.parameters, list(self.model.parameters()), self.copy_tensors()
         optimizer = self.optimizer(weights)
         before: list[Batch] = []
 
@@ -75,6 +75,8 @@ class PerFedAvg(FloretClient):
         loss = self.run_steps(self.config.local_epochs, step)
         trained = self.copy_tensors()
         self._shared = {name: trained[name] for name in self.shared_names()}
+        if own.adapt == "received":
+            self.load_tensors(received)
         self._adapt(weights)
         return loss
 
