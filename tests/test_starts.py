@@ -71,10 +71,6 @@ def befores(outcome: Outcome) -> list[Any]:
     return [{n: c["before"] for n, c in line["clients"].items() if c["trained"]} for line in outcome.history]
 
 
-def set_weights(client: Any, tensors: NamedArrays) -> None:
-    client.load_tensors({name: torch.tensor(array) for name, array in tensors.items()})
-
-
 # All of them
 
 
@@ -171,7 +167,7 @@ def test_fedbabu_shares_the_extractor_of_fedper_with_a_frozen_head(
     models = []
     for tuned in ("model", "head", "extractor"):
         for epochs in (1, 3):
-            own = {"fedbabu__fine_tune": tuned, "fedbabu__fine_tune_epochs": epochs}
+            own: dict[str, Any] = {"fedbabu__fine_tune": tuned, "fedbabu__fine_tune_epochs": epochs}
             babu = federate(tmp_path, method="fedbabu", **keys, **own)
             assert equal_arrays(checkpointed(babu), checkpointed(frozen)), own
             assert befores(babu) == befores(frozen)
@@ -184,7 +180,7 @@ def test_fedbabu_shares_the_extractor_of_fedper_with_a_frozen_head(
 @pytest.mark.parametrize("tuned", ["model", "head", "extractor"])
 def test_fedbabu_fine_tunes_what_it_received_and_keeps_it(tmp_path: Path, tuned: str) -> None:
     seen = Exchange()
-    keys = {"fedbabu__fine_tune": tuned, "fedbabu__fine_tune_epochs": 2}
+    keys: dict[str, Any] = {"fedbabu__fine_tune": tuned, "fedbabu__fine_tune_epochs": 2}
     outcome = federate(tmp_path, 2, method="fedbabu", rounds=2, local_epochs=1, tamper=seen.see, **keys)
     start = {name: t.numpy() for name, t in halted(outcome).initial_model().state_dict().items()}
     own, came, went = kept_model(outcome), seen.down[2, 1000], seen.up[2, 1000]
@@ -201,7 +197,13 @@ def test_fedbabu_fine_tunes_what_it_received_and_keeps_it(tmp_path: Path, tuned:
 
 @pytest.mark.parametrize(("tuned", "epochs"), [("head", 2), ("model", 1)])
 def test_fedbabu_is_that_of_a_plain_loop(tmp_path: Path, tuned: str, epochs: int) -> None:
-    keys = {"fedbabu__fine_tune": tuned, "fedbabu__fine_tune_epochs": epochs, "max_samples": 60, "seed": 5, **SGD}
+    keys: dict[str, Any] = {
+        "fedbabu__fine_tune": tuned,
+        "fedbabu__fine_tune_epochs": epochs,
+        "max_samples": 60,
+        "seed": 5,
+        **SGD,
+    }
     seen = Exchange()
     outcome = federate(
         tmp_path, 1, method="fedbabu", rounds=1, partition="iid", local_epochs=3, tamper=seen.see, **keys
@@ -404,7 +406,7 @@ def meta_trained(client: Any, *, rate: float, second_order: bool) -> list[Tensor
 
 @pytest.mark.parametrize(("variant", "adapt"), [("hessian-free", "trained"), ("first-order", "received")])
 def test_per_fedavg_is_that_of_a_plain_loop(tmp_path: Path, variant: str, adapt: str) -> None:
-    keys = {"per_fedavg__inner_lr": 0.2, "per_fedavg__variant": variant, "max_samples": 60, **SGD}
+    keys: dict[str, Any] = {"per_fedavg__inner_lr": 0.2, "per_fedavg__variant": variant, "max_samples": 60, **SGD}
     keys["per_fedavg__adapt"] = adapt
     seen = Exchange()
     outcome = federate(
@@ -443,7 +445,7 @@ def test_per_fedavg_without_an_inner_step_is_fedavg(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
     keys: dict[str, Any] = {"rounds": 3, "participation": 0.75, "local_epochs": 2}
-    own = {"method": "per-fedavg", "per_fedavg__variant": variant}
+    own: dict[str, Any] = {"method": "per-fedavg", "per_fedavg__variant": variant}
     monkeypatch.setattr(FedAvg, "weighted", False)
     monkeypatch.setattr(FedAvg, "serves_global", False)
     fedavg = federate(tmp_path, method="fedavg", **keys)
@@ -452,15 +454,14 @@ def test_per_fedavg_without_an_inner_step_is_fedavg(
 
 
 def test_per_fedavg_keys_change_what_is_shared(tmp_path: Path) -> None:
-    models = [
-        checkpointed(federate(tmp_path, 2, method="per-fedavg", rounds=1, local_epochs=1, **keys))
-        for keys in (
-            {},
-            {"per_fedavg__inner_lr": 0.1},
-            {"per_fedavg__variant": "first-order"},
-            {"per_fedavg__delta": 3.0},
-        )
+    changes: list[dict[str, Any]] = [
+        {},
+        {"per_fedavg__inner_lr": 0.1},
+        {"per_fedavg__variant": "first-order"},
+        {"per_fedavg__delta": 3.0},
     ]
+    keys: dict[str, Any] = {"method": "per-fedavg", "rounds": 1, "local_epochs": 1}
+    models = [checkpointed(federate(tmp_path, 2, **keys, **change)) for change in changes]
     assert all(not equal_arrays(a, b) for i, a in enumerate(models) for b in models[:i])
 
 
@@ -516,7 +517,12 @@ def test_fedala_with_weights_that_stay_at_1_is_fedavg(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("layers", "share", "eta"), [(1, 1.0, 1.0), (1, 0.3, 0.4), (2, 0.8, 1.0), (3, 1.0, 0.4)])
 def test_ala_is_that_of_a_plain_loop(tmp_path: Path, layers: int, share: float, eta: float) -> None:
-    keys = {"fedala__layers": layers, "fedala__share": share, "fedala__eta": eta, "fedala__first_epochs": 2}
+    keys: dict[str, Any] = {
+        "fedala__layers": layers,
+        "fedala__share": share,
+        "fedala__eta": eta,
+        "fedala__first_epochs": 2,
+    }
     outcome = federate(tmp_path, 2, method="fedala", rounds=3, local_epochs=1, batch_size=16, seed=5, **keys)
     client = halted(outcome)
     own, received = client.copy_tensors(), client.received
