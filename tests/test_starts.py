@@ -1,5 +1,6 @@
 """Methods whose clients start a round in a way of their own: FedBABU, LG-FedAvg, Per-FedAvg, FedALA."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Message
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from client_app.app import Request
@@ -22,6 +23,8 @@ from common.errors import ConfigError, FloretError
 from common.seeds import torch_generator
 from common.tensors import NamedArrays
 from common.wire import from_record
+from models.build import BUILDERS
+from models.layers import Layer
 from strategies.fedavg import FedAvg
 from strategies.feddfpa import FedDFPA
 from strategies.fedper import FedPer
@@ -34,6 +37,7 @@ from tests.test_sketches import checkpointed, personal
 from tests.test_sketches import equal as equal_arrays
 
 STARTS = ("fedbabu", "lg-fedavg", "per-fedavg", "fedala")
+RATE = 0.05
 SGD: dict[str, Any] = {"lr": 0.04, "momentum": 0.6, "weight_decay": 0.01, "batch_size": 7}
 
 
@@ -131,24 +135,33 @@ def test_what_is_sent_next_is_the_mean_of_what_came(tmp_path: Path, method: str,
         assert np.allclose(array, mean, rtol=0, atol=1e-6), name
 
 
-@pytest.mark.thorough
+def normalised_mlp(shape: tuple[int, ...], classes: int) -> list[Layer]:
+    """Batch normalisation in the extractor, and before the last layer."""
+    first = Layer((("flatten", nn.Flatten()), ("fc1", nn.Linear(math.prod(shape), 32)), ("bn1", nn.BatchNorm1d(32))))
+    second = Layer(
+        (("relu1", nn.ReLU()), ("fc2", nn.Linear(32, 16)), ("bn2", nn.BatchNorm1d(16)), ("relu2", nn.ReLU()))
+    )
+    return [first, second, Layer((("fc", nn.Linear(16, classes)),))]
+
+
 @pytest.mark.parametrize("method", STARTS)
 def test_batch_normalisation(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys: dict[str, Any] = {"model": "resnet18", "max_samples": 40, "local_epochs": 1, "lg_fedavg__fedavg_rounds": 1}
+    monkeypatch.setitem(BUILDERS, "mlp", normalised_mlp)
+    keys: dict[str, Any] = {"local_epochs": 1, "lg_fedavg__fedavg_rounds": 1, "fedala__layers": 2, "rounds": 3}
     outcome = federate(tmp_path, 2, method=method, **keys)
-    assert outcome.summary["refused"] == 0
-    # Statistics that do not travel are the client's own and no other's.
-    assert federate(tmp_path, 2, method=method, batch_norm="local", **keys).summary["refused"] == 0
-    if method == "per-fedavg":
-        monkeypatch.setattr(FedAvg, "weighted", False)
-        still = federate(tmp_path, 2, method=method, per_fedavg__inner_lr=0.0, **keys)
-        assert equal_arrays(checkpointed(still), checkpointed(federate(tmp_path, 2, method="fedavg", **keys)))
-    if method == "fedala":
-        still = federate(tmp_path, 2, method=method, fedala__eta=0.0, **keys)
-        assert equal_arrays(checkpointed(still), checkpointed(federate(tmp_path, 2, method="fedavg", **keys)))
+    assert "extractor.bn1.running_mean" in kept_model(outcome)
+    # Statistics that do not travel are the client's own.
+    local = federate(tmp_path, 2, method=method, batch_norm="local", **keys)
+    assert outcome.summary["refused"] == local.summary["refused"] == 0
     if method == "fedbabu":
         other = federate(tmp_path, 2, method=method, fedbabu__fine_tune_epochs=1, **keys)
         assert equal_arrays(checkpointed(outcome), checkpointed(other))
+    if method in ("per-fedavg", "fedala"):
+        still = federate(tmp_path, 2, method=method, per_fedavg__inner_lr=0.0, fedala__eta=0.0, **keys)
+        monkeypatch.setattr(FedAvg, "weighted", method == "fedala")
+        # Running statistics among them: what a method computes beside its steps does not move them.
+        assert equal_arrays(checkpointed(still), checkpointed(federate(tmp_path, 2, method="fedavg", **keys)))
+        assert not equal_arrays(checkpointed(still), checkpointed(outcome))
 
 
 # FedBABU
@@ -406,8 +419,9 @@ def meta_trained(client: Any, *, rate: float, second_order: bool) -> list[Tensor
 
 @pytest.mark.parametrize(("variant", "adapt"), [("hessian-free", "trained"), ("first-order", "received")])
 def test_per_fedavg_is_that_of_a_plain_loop(tmp_path: Path, variant: str, adapt: str) -> None:
-    keys: dict[str, Any] = {"per_fedavg__inner_lr": 0.2, "per_fedavg__variant": variant, "max_samples": 60, **SGD}
-    keys["per_fedavg__adapt"] = adapt
+    keys: dict[str, Any] = {"per_fedavg__inner_lr": RATE, "per_fedavg__variant": variant, "max_samples": 60, **SGD}
+    # In units of the gradient: small enough that few ReLUs switch on the way.
+    keys |= {"per_fedavg__adapt": adapt, "per_fedavg__delta": 1e-4}
     seen = Exchange()
     outcome = federate(
         tmp_path, 1, method="per-fedavg", rounds=1, partition="iid", local_epochs=2, tamper=seen.see, **keys
@@ -416,7 +430,7 @@ def test_per_fedavg_is_that_of_a_plain_loop(tmp_path: Path, variant: str, adapt:
     for second_order in (False, True):
         client = halted(outcome)
         names = [name for name, _ in client.model.named_parameters()]
-        weights = meta_trained(client, rate=0.2, second_order=second_order)
+        weights = meta_trained(client, rate=RATE, second_order=second_order)
         expected[second_order] = dict(zip(names, weights, strict=True))
 
     def distance(second_order: bool) -> float:
@@ -425,7 +439,7 @@ def test_per_fedavg_is_that_of_a_plain_loop(tmp_path: Path, variant: str, adapt:
         )
 
     right = variant == "hessian-free"
-    assert distance(right) < 1e-4
+    assert distance(right) < 1e-3
     assert distance(not right) > 10 * distance(right)
     # The personal model is one step over all the data from there, or from what was received.
     client = halted(outcome)
@@ -436,7 +450,7 @@ def test_per_fedavg_is_that_of_a_plain_loop(tmp_path: Path, variant: str, adapt:
     gradients = torch.autograd.grad(cross_entropy(client.model(whole.x), whole.y), list(client.model.parameters()))
     own = kept_model(outcome)
     for (name, weight), gradient in zip(client.model.named_parameters(), gradients, strict=True):
-        assert np.allclose(own[name], (weight - 0.2 * gradient).detach(), rtol=0, atol=1e-6)
+        assert np.allclose(own[name], (weight - RATE * gradient).detach(), rtol=0, atol=1e-6)
     assert not equal_arrays(own, seen.up[1, 1000])
 
 
@@ -526,7 +540,6 @@ def test_ala_is_that_of_a_plain_loop(tmp_path: Path, layers: int, share: float, 
     outcome = federate(tmp_path, 2, method="fedala", rounds=3, local_epochs=1, batch_size=16, seed=5, **keys)
     client = halted(outcome)
     own, received = client.copy_tensors(), client.received
-    before = {name.removeprefix(WEIGHT): tensor for name, tensor in client.memory.items()}
     top = [
         name
         for number in range(3 - layers, 3)
@@ -536,7 +549,8 @@ def test_ala_is_that_of_a_plain_loop(tmp_path: Path, layers: int, share: float, 
             ("head.weight", "head.bias"),
         )[number]
     ]
-    assert list(before) == top
+    assert {name.removeprefix(WEIGHT) for name in client.memory} == set(top)
+    before = {name: client.memory[WEIGHT + name] for name in top}
     train = client.data.train
     drawn = torch.randperm(len(train), generator=torch_generator(5, "local aggregation", client.setting.name, 3))
     count = round(share * len(train))
