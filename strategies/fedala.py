@@ -10,13 +10,13 @@ from strategies.core import FloretStrategy
 @dataclass(frozen=True, kw_only=True)
 class FedALAParameters:
     """``eta``: rate of the mixing weights; ``layers``: so many of the last layers are mixed, the others taken from the
-    global model; ``share`` of the training samples is used for it. In a client's first time weights are learned until
+    global model; ``percent`` of the training samples are used for it. In a client's first time weights are learned until
     the deviation of the last losses is below ``threshold``, at most ``first_epochs``; later for one epoch.
     """
 
     eta: float = between(0)
     layers: int = between(1)
-    share: float = between(0, 1, above=True)
+    percent: int = between(1, 100)
     first_epochs: int = between(1)
     threshold: float = between(0)
 

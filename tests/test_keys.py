@@ -637,7 +637,7 @@ COVERED = {
     "per-fedavg.delta": f"{STARTS}::test_per_fedavg_keys_change_what_is_shared",
     "fedala.eta": f"{STARTS}::test_ala_is_that_of_a_plain_loop",
     "fedala.layers": f"{STARTS}::test_ala_is_that_of_a_plain_loop",
-    "fedala.share": f"{STARTS}::test_ala_is_that_of_a_plain_loop",
+    "fedala.percent": f"{STARTS}::test_ala_is_that_of_a_plain_loop",
     "fedala.first-epochs": f"{STARTS}::test_ala_runs_until_it_has_converged_the_first_time_and_once_later",
     "fedala.threshold": f"{STARTS}::test_ala_runs_until_it_has_converged_the_first_time_and_once_later",
     "fedproto.lambda": LOSS,

@@ -529,11 +529,11 @@ def test_fedala_with_weights_that_stay_at_1_is_fedavg(tmp_path: Path) -> None:
     assert not equal_arrays(checkpointed(fedavg), checkpointed(federate(tmp_path, method="fedala", **keys)))
 
 
-@pytest.mark.parametrize(("layers", "share", "eta"), [(1, 1.0, 1.0), (1, 0.3, 0.4), (2, 0.8, 1.0), (3, 1.0, 0.4)])
-def test_ala_is_that_of_a_plain_loop(tmp_path: Path, layers: int, share: float, eta: float) -> None:
+@pytest.mark.parametrize(("layers", "percent", "eta"), [(1, 100, 1.0), (1, 30, 0.4), (2, 80, 1.0), (3, 100, 0.4)])
+def test_ala_is_that_of_a_plain_loop(tmp_path: Path, layers: int, percent: int, eta: float) -> None:
     keys: dict[str, Any] = {
         "fedala__layers": layers,
-        "fedala__share": share,
+        "fedala__percent": percent,
         "fedala__eta": eta,
         "fedala__first_epochs": 2,
     }
@@ -553,7 +553,7 @@ def test_ala_is_that_of_a_plain_loop(tmp_path: Path, layers: int, share: float, 
     before = {name: client.memory[WEIGHT + name] for name in top}
     train = client.data.train
     drawn = torch.randperm(len(train), generator=torch_generator(5, "local aggregation", client.setting.name, 3))
-    count = round(share * len(train))
+    count = round(percent / 100 * len(train))
     model = client.initial_model().eval()
     model.load_state_dict(received)
     for index in drawn[:count].split(16):

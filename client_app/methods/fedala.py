@@ -81,7 +81,7 @@ class FedALA(FloretClient):
         self.memory = {WEIGHT + name: weight for name, weight in weights.items()}
 
     def _sampled(self, *, cached: bool) -> Callable[[], Iterable[Batch]]:
-        """Return what gives the batches of a random ``share`` of the training data, every time the same.
+        """Return what gives the batches of random ``percent`` of the training data, every time the same.
 
         Drawn from a generator of its own, so that the training after it has FedAvg's order of batches.
 
@@ -89,7 +89,7 @@ class FedALA(FloretClient):
             cached: keep the outputs of the extractor, which nothing changes meanwhile, in the place of inputs.
         """
         train = self.data.train
-        count = max(1, round(self.parameters.share * len(train)))
+        count = max(1, round(self.parameters.percent / 100 * len(train)))
         drawn = torch.randperm(len(train), generator=self.generator("local aggregation"))[:count].to(self.device)
         slices = drawn.split(self.config.batch_size)
         if not cached:
