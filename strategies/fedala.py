@@ -10,8 +10,8 @@ from strategies.core import FloretStrategy
 @dataclass(frozen=True, kw_only=True)
 class FedALAParameters:
     """``eta``: rate of the mixing weights; ``layers``: so many of the last layers are mixed, the others taken from the
-    global model; ``percent`` of the training samples are used for it. In a client's first time weights are learned until
-    the deviation of the last losses is below ``threshold``, at most ``first_epochs``; later for one epoch.
+    global model; ``percent`` of the training samples are used for it. The first time weights are learned until the
+    deviation of the last losses is below ``threshold``, at most for ``first_epochs``; later for one epoch.
     """
 
     eta: float = between(0)
