@@ -99,7 +99,13 @@ def test_one_sample_and_one_class_are_enough(tmp_path: Path, method: str) -> Non
 
 @pytest.mark.parametrize("method", STARTS)
 def test_absent_clients_are_measured_with_their_own_last_model(tmp_path: Path, method: str) -> None:
-    keys: dict[str, Any] = {"participation": 0.5, "rounds": 5, "evaluate_every": 1, "local_epochs": 1}
+    keys: dict[str, Any] = {
+        "participation": 0.5,
+        "rounds": 5,
+        "evaluate_every": 1,
+        "local_epochs": 1,
+        "max_samples": 400,
+    }
     outcome = federate(tmp_path, 6, method=method, lg_fedavg__fedavg_rounds=0, **keys)
     last: dict[str, Any] = {}
     for line in outcome.history:
@@ -170,7 +176,7 @@ def test_batch_normalisation(tmp_path: Path, method: str, monkeypatch: pytest.Mo
 def test_fedbabu_shares_the_extractor_of_fedper_with_a_frozen_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys: dict[str, Any] = {"rounds": 3, "participation": 0.75, "local_epochs": 2}
+    keys: dict[str, Any] = {"rounds": 3, "participation": 0.75, "local_epochs": 2, "max_samples": 300}
     fedper = federate(tmp_path, method="fedper", **keys)
     monkeypatch.setattr(
         FedPerClient, "train", lambda self: self.run_epochs(self.config.local_epochs, self.model.extractor.parameters())
@@ -458,7 +464,7 @@ def test_per_fedavg_is_that_of_a_plain_loop(tmp_path: Path, variant: str, adapt:
 def test_per_fedavg_without_an_inner_step_is_fedavg(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
-    keys: dict[str, Any] = {"rounds": 3, "participation": 0.75, "local_epochs": 2}
+    keys: dict[str, Any] = {"rounds": 3, "participation": 0.75, "local_epochs": 2, "max_samples": 300}
     own: dict[str, Any] = {"method": "per-fedavg", "per_fedavg__variant": variant}
     monkeypatch.setattr(FedAvg, "weighted", False)
     monkeypatch.setattr(FedAvg, "serves_global", False)
@@ -515,7 +521,7 @@ def test_ala_has_converged_when_the_last_ten_losses_are_alike() -> None:
 
 
 def test_fedala_with_weights_that_stay_at_1_is_fedavg(tmp_path: Path) -> None:
-    keys: dict[str, Any] = {"rounds": 3, "local_epochs": 1}
+    keys: dict[str, Any] = {"rounds": 3, "local_epochs": 1, "max_samples": 300}
     fedavg = federate(tmp_path, method="fedavg", **keys)
     still = federate(tmp_path, method="fedala", fedala__eta=0.0, **keys)
     assert equal(fedavg, still)
