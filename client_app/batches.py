@@ -54,7 +54,12 @@ def epoch(split: Split, batch_size: int, order: torch.Generator, *, no_single: b
     if no_single and len(slices) > 1 and len(slices[-1]) == 1:
         slices[-2:] = [torch.cat(slices[-2:])]
     for index in slices:
-        yield Batch(normalise(take(split.x, index)), split.y[index], index)
+        yield batch_of(split, index)
+
+
+def batch_of(split: Split, index: Tensor) -> Batch:
+    """Return the samples of ``split`` at ``index``, (n,), which is on its device, as a batch."""
+    return Batch(normalise(take(split.x, index)), split.y[index], index)
 
 
 def passes(split: Split) -> Iterator[Batch]:

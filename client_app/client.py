@@ -7,7 +7,8 @@ import copy
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Self
@@ -192,8 +193,7 @@ class FloretClient(NumPyClient):
             FloretError: the client's state is of another model.
         """
         self.message = config
-        seed = self.config.seed if self.setting.seed is None else self.setting.seed
-        self.order = torch_generator(seed, "batches", self.setting.name, config["round"])
+        self.order = self.generator("batches")
         kept = self.setting.state.load()
         own = without_prefix(kept, MODEL)
         self._agreed = self._agree(initial=not own)
@@ -429,6 +429,26 @@ class FloretClient(NumPyClient):
     def stages(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """Return the extractor's output for a batch, and the feature maps of its stages."""
         return batch.stages or self.model.extractor.stages(batch.x)
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Return a generator of this client, round and ``purpose``; what is drawn from it leaves the batches' order."""
+        seed = self.config.seed if self.setting.seed is None else self.setting.seed
+        return torch_generator(seed, purpose, self.setting.name, self.message["round"])
+
+    @contextmanager
+    def still_statistics(self) -> Iterator[None]:
+        """While it lasts, batch normalisation takes each batch's statistics and leaves the running ones as they are.
+
+        For what a method computes beside the steps of its training, such as a gradient elsewhere.
+        """
+        layers = [module for module in self.model.modules() if isinstance(module, _BatchNorm)]
+        for layer in layers:
+            layer.track_running_stats = False
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.track_running_stats = True
 
     def training_batches(self) -> Iterable[Batch]:
         """Return the batches of one epoch, in the next order of this client and round."""

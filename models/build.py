@@ -73,6 +73,20 @@ def build_model(
     return model
 
 
+def last_layers(name: str, input_shape: tuple[int, ...], model: SplitModel, layers: int) -> list[nn.Module]:
+    """Return the modules of the last ``layers`` layers of ``model``, which has that name, from input to output.
+
+    Raises:
+        ConfigError: it has fewer layers.
+    """
+    with torch.device("meta"):
+        stack = BUILDERS[name](input_shape, 1)
+    if layers > len(stack):
+        raise ConfigError(f"model {name!r} has {len(stack)} layers, not {layers}")
+    parts = [*model.extractor.children(), *(model.head.children() if isinstance(model.head, Stack) else [model.head])]
+    return parts[len(parts) - sum(len(layer.modules) for layer in stack[-layers:]) :]
+
+
 @lru_cache(maxsize=64)
 def count_values(name: str, input_shape: tuple[int, ...], classes: int) -> int:
     """Return how many values the tensors of a model have, without making them.

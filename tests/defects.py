@@ -29,6 +29,7 @@ KEYS, METHODS, PAPERS, LOSSES = (f"tests/test_{name}.py" for name in ("keys", "m
 STATE, RESUME, REPLIES, AGGREGATION = (
     f"tests/test_{name}.py" for name in ("state", "resume", "replies", "aggregation")
 )
+STARTS = "tests/test_starts.py"
 DATA, CONFIG, POLICY, HISTORY = (f"tests/test_{name}.py" for name in ("data", "config", "policy", "history"))
 FORMULAS, NAMES, REPORT, REHEARSAL, ENGINE = (
     f"tests/test_{name}.py" for name in ("formulas", "names", "report", "rehearsal", "engine")
@@ -576,8 +577,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "batches of every round have one order",
-            '"batches", self.setting.name, config["round"])',
-            '"batches", self.setting.name)',
+            'purpose, self.setting.name, self.message["round"])',
+            "purpose, self.setting.name)",
             f"{KEYS}::test_the_order_of_batches_is_new_in_every_round",
         ),
         (
@@ -697,6 +698,116 @@ DEFECTS: list[Defect] = [
             "if self.parameters.every_batch:",
             "if False:",
             f"{KEYS}::test_a_round_goes_so_often_through_the_data",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/fedbabu.py",
+        (
+            "FedBABU sends what it fine-tuned",
+            "return self._shared",
+            "return super().upload()",
+            f"{STARTS}::test_fedbabu_shares_the_extractor_of_fedper_with_a_frozen_head",
+        ),
+        (
+            "FedBABU fine-tunes what it trained, not what it received",
+            "        self.load_tensors(start)\n",
+            "",
+            f"{STARTS}::test_fedbabu_fine_tunes_what_it_received_and_keeps_it",
+        ),
+        (
+            "FedBABU trains under the head that was fine-tuned",
+            '        self.load_tensors({f"head.{name}": tensor for name, tensor in common.items()})\n',
+            "",
+            f"{STARTS}::test_fedbabu_shares_the_extractor_of_fedper_with_a_frozen_head",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/lg_fedavg.py",
+        (
+            "LG-FedAvg: the extractor leaves after the FedAvg rounds",
+            'if self.message["round"] <= self.parameters.fedavg_rounds:',
+            "if self.parameters.fedavg_rounds:",
+            f"{STARTS}::test_lg_fedavg_sends_every_client_the_last_shared_extractor_once",
+        ),
+    ),
+    *_of(
+        "methods",
+        "strategies/lg_fedavg.py",
+        (
+            "LG-FedAvg: who misses the round after the FedAvg rounds never gets their extractor",
+            " or client.name not in self._own:",
+            " + 1:",
+            f"{STARTS}::test_lg_fedavg_sends_every_client_the_last_shared_extractor_once",
+        ),
+        (
+            "LG-FedAvg: a resumed run sends extractors again",
+            "self._own = set(without_prefix(arrays, OWN))",
+            "pass",
+            f"{STARTS}::test_lg_fedavg_resumed_knows_who_has_an_extractor",
+        ),
+        (
+            "LG-FedAvg: an extractor that is private is averaged all the same",
+            "if (name in arrays) != fedavg:",
+            "if (name in arrays) < fedavg:",
+            f"{STARTS}::test_lg_fedavg_refuses_what_is_not_shared_in_a_round",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/per_fedavg.py",
+        (
+            "Per-FedAvg sends the adapted model",
+            "return self._shared",
+            "return super().upload()",
+            f"{STARTS}::test_per_fedavg_is_that_of_a_plain_loop",
+        ),
+        (
+            "Per-FedAvg: the outer gradient is taken before the inner step",
+            "            moved(weights, start, gradient, -own.inner_lr)\n",
+            "",
+            f"{STARTS}::test_per_fedavg_is_that_of_a_plain_loop",
+        ),
+        (
+            "Per-FedAvg: the difference of gradients is divided by delta",
+            "/ (2 * delta) for a, b",
+            "/ delta for a, b",
+            f"{STARTS}::test_hessian_product_by_hand_and_by_autograd",
+        ),
+        (
+            "Per-FedAvg: the Hessian is taken where the inner step ended",
+            "weights, start, gradient, own.delta, lambda:",
+            "weights, [w.detach().clone() for w in weights], gradient, own.delta, lambda:",
+            f"{STARTS}::test_per_fedavg_is_that_of_a_plain_loop",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/fedala.py",
+        (
+            "FedALA forgets its mixing weights",
+            "self.memory.get(WEIGHT + name, torch.ones_like(p))",
+            "torch.ones_like(p)",
+            f"{STARTS}::test_ala_is_that_of_a_plain_loop",
+        ),
+        (
+            "FedALA: mixing weights are not clipped",
+            ".clamp(0, 1)",
+            "",
+            f"{STARTS}::test_ala_by_hand",
+        ),
+        (
+            "FedALA mixes the global model into an untrained one",
+            "if self.setting.state.round:",
+            "if self.message:",
+            f"{STARTS}::test_fedala_takes_the_global_model_the_first_time_and_keeps_its_weights_to_itself",
+        ),
+        (
+            "FedALA takes its samples from the order of the training",
+            'generator=self.generator("local aggregation")',
+            "generator=self.order",
+            f"{STARTS}::test_fedala_with_weights_that_stay_at_1_is_fedavg",
         ),
     ),
     *_of(

@@ -577,6 +577,7 @@ HERE = "tests/test_keys.py"
 LOSS = f"{HERE}::test_a_loss_has_the_weights_of_the_keys"
 PAPERS = "tests/test_papers.py"
 TWO = "tests/test_two_models.py"
+STARTS = "tests/test_starts.py"
 # What fails when a key does nothing; `python -m tests.defects` plants what else a key may do wrong.
 COVERED = {
     "method": "tests/test_methods.py::test_bytes_are_those_of_the_formula",
@@ -640,6 +641,18 @@ COVERED = {
     "pfedme.beta": f"{TWO}::test_the_server_of_pfedme_goes_part_of_the_way",
     "fedrep.head-epochs": f"{HERE}::test_a_round_is_that_of_a_plain_loop",
     "fedrep.every-batch": f"{HERE}::test_a_round_goes_so_often_through_the_data",
+    "fedbabu.fine-tune": f"{STARTS}::test_fedbabu_fine_tunes_what_it_received_and_keeps_it",
+    "fedbabu.fine-tune-epochs": f"{STARTS}::test_fedbabu_is_that_of_a_plain_loop",
+    "lg-fedavg.fedavg-rounds": f"{STARTS}::test_lg_fedavg_sends_every_client_the_last_shared_extractor_once",
+    "per-fedavg.inner-lr": f"{STARTS}::test_per_fedavg_is_that_of_a_plain_loop",
+    "per-fedavg.variant": f"{STARTS}::test_per_fedavg_is_that_of_a_plain_loop",
+    "per-fedavg.adapt": f"{STARTS}::test_per_fedavg_is_that_of_a_plain_loop",
+    "per-fedavg.delta": f"{STARTS}::test_per_fedavg_keys_change_what_is_shared",
+    "fedala.eta": f"{STARTS}::test_ala_is_that_of_a_plain_loop",
+    "fedala.layers": f"{STARTS}::test_ala_is_that_of_a_plain_loop",
+    "fedala.percent": f"{STARTS}::test_ala_is_that_of_a_plain_loop",
+    "fedala.first-epochs": f"{STARTS}::test_ala_runs_until_it_has_converged_the_first_time_and_once_later",
+    "fedala.threshold": f"{STARTS}::test_ala_runs_until_it_has_converged_the_first_time_and_once_later",
     "fedproto.lambda": LOSS,
     "fedproto.inference": f"{HERE}::test_fedproto_predicts_by_what_inference_says",
     "pfakd.beta": LOSS,
