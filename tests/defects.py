@@ -33,6 +33,7 @@ DATA, CONFIG, POLICY, HISTORY = (f"tests/test_{name}.py" for name in ("data", "c
 FORMULAS, NAMES, REPORT, REHEARSAL, ENGINE = (
     f"tests/test_{name}.py" for name in ("formulas", "names", "report", "rehearsal", "engine")
 )
+HEADS = "tests/test_heads.py"
 
 
 @dataclass(frozen=True)
@@ -702,6 +703,106 @@ DEFECTS: list[Defect] = [
         "methods",
         "client_app/methods/fedprox.py",
         ("FedProx without the half", "return mu / 2 * torch", "return mu * torch", FORMULAS),
+    ),
+    *_of(
+        "methods",
+        "strategies/core/simplex.py",
+        (
+            "the step towards a target goes all the way",
+            "moved = now + steps.min() * (target - now)",
+            "moved = target",
+            f"{HEADS}::test_a_combination_meets_the_conditions_for_a_minimum",
+        ),
+    ),
+    *_of(
+        "methods",
+        "strategies/fedpac.py",
+        (
+            "FedPAC: the variance is not divided by the samples",
+            "return max(energy - squares, 0.0) / samples",
+            "return max(energy - squares, 0.0)",
+            f"{HEADS}::test_variance_of_a_head_by_hand",
+        ),
+        (
+            "FedPAC: everybody gets the first client's combination",
+            "products - row - row[:, None] + row[i]",
+            "products - products[0] - products[0][:, None] + products[0, 0]",
+            f"{HEADS}::test_combination_weights_by_hand",
+        ),
+        (
+            "FedPAC: prototypes are averaged by all samples",
+            "self._aggregate.add({name: prototype}, shares[name] * samples)",
+            "self._aggregate.add({name: prototype}, samples)",
+            f"{HEADS}::test_prototypes_are_averaged_by_the_samples_of_their_class",
+        ),
+        (
+            "FedPAC: a combined head is forgotten at a resume",
+            "self._combined.setdefault(client, {})[tensor] = array",
+            "pass",
+            f"{HEADS}::test_combined_heads_survive_a_resume",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/fedpac.py",
+        (
+            "FedPAC: the statistics are those after training",
+            "sent = super().upload() | self._statistics",
+            "features = self.training_features(self.model.extractor)\n        moments, energy = "
+            "feature_moments(features, self.data.train.y, self.setup.classes)\n        "
+            "sent = super().upload() | {MOMENTS: moments, ENERGY: energy}",
+            f"{HEADS}::test_statistics_are_of_the_received_extractor",
+        ),
+        (
+            "FedPAC: the head's rate does not decay",
+            'own.head_lr * self.config.lr_decay ** (self.message["round"] - 1)',
+            "own.head_lr",
+            f"{HEADS}::test_fedpac_with_both_switches_off_is_fedrep",
+        ),
+    ),
+    *_of(
+        "methods",
+        "strategies/fedgh.py",
+        (
+            "FedGH: the server trains the model that others begin with",
+            "head = copy.deepcopy(self.model.head)",
+            "head = self.model.head",
+            f"{HEADS}::test_the_server_trains_a_head_of_its_own",
+        ),
+        (
+            "FedGH: the server's head is the initial one in every round",
+            'self.arrays[f"head.{n}"].copy()',
+            'self.initial_arrays()[f"head.{n}"].copy()',
+            f"{HEADS}::test_the_head_goes_on_from_round_to_round",
+        ),
+        (
+            "FedGH: gradients are not clipped",
+            "        nn.utils.clip_grad_norm_(parameters, CLIP)\n",
+            "",
+            f"{HEADS}::test_no_prototype_moves_the_head_far",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/gpfl.py",
+        (
+            "GPFL: the global route has the personal context",
+            "valve(features, self._global)",
+            "valve(features, self.memory[CONTEXT])",
+            f"{HEADS}::test_the_loss_of_gpfl",
+        ),
+        (
+            "GPFL: the magnitude moves with the embeddings",
+            "self._frozen[batch.y]",
+            "self._embeddings()[batch.y]",
+            f"{HEADS}::test_the_loss_of_gpfl",
+        ),
+        (
+            "GPFL serves without its valve",
+            "        if not self.parameters.valve:\n            return super().serving()",
+            "        if self.parameters.valve:\n            return super().serving()",
+            f"{HEADS}::test_gpfl_predicts_by_the_personal_route",
+        ),
     ),
     *_of(
         "methods",
