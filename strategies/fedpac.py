@@ -1,6 +1,6 @@
 """FedPAC (Xu et al. 2023): aligned features, and for each client a head combined from all heads."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,10 +13,10 @@ from strategies.core import Client, FloretStrategy, Setup, StrategySetting
 from strategies.core.simplex import smallest_combination
 
 # What a client sends besides tensors of the model and prototypes.
-MOMENTS, ENERGY, COUNTS = "moments", "energy", "counts"
+MEAN, ENERGY, COUNTS = "mean.", "energy", "counts"
 # A weight below it is taken for zero, as in the published code.
 LEAST = 1e-3
-# By how much ``moments`` may pass ``energy`` because they were rounded on the way.
+# By how much the means may pass ``energy`` because they were rounded on the way.
 _ROUNDING = 1.01
 # More samples of a class than anybody has.
 _MOST = 2**53
@@ -46,9 +46,9 @@ def head_variance(energy: float, moments: np.ndarray, samples: int) -> float:
     Raises:
         FloretError: no features have such moments.
     """
-    squares = float(np.square(moments, dtype=np.float64).sum())
+    squares = float(np.square(moments).sum())
     if not squares <= energy * _ROUNDING:
-        raise FloretError(f"its moments have the square {squares:.3g}, more than its energy of {energy:.3g} allows")
+        raise FloretError(f"its means have the square {squares:.3g}, more than its energy of {energy:.3g} allows")
     return max(energy - squares, 0.0) / samples
 
 
@@ -65,23 +65,24 @@ def combination_weights(variances: np.ndarray, moments: np.ndarray) -> np.ndarra
     # D is of differences alone: moved to their mean, they lose fewer digits.
     centred = moments - moments.mean(0)
     products = centred @ centred.T
-    weights = np.empty_like(products)
+    weights: np.ndarray = np.empty_like(products)
     for i, row in enumerate(products):
         distances = products - row - row[:, None] + row[i]
         found = smallest_combination(np.diag(variances) + distances, i)
-        kept = np.where(found < LEAST, 0.0, found) if found.max() >= LEAST else found
-        weights[i] = kept / kept.sum()
+        if found.max() >= LEAST:  # not so with thousands of clients that are alike
+            found[found < LEAST] = 0.0
+        weights[i] = found / found.sum()
     return weights
 
 
 class FedPAC(FloretStrategy):
-    """Up: extractor, head, ``prototype.<class>`` of own classes after training, (features,), and of the extractor as it
-    was received ``moments``, (classes, features), and ``energy``, (1,), all float32; ``counts`` of samples, (classes,)
-    int64. Down: extractor, the global prototypes that exist, and the head that was combined for this client.
+    """Up: extractor, head, ``prototype.<class>`` of own classes after training and ``mean.<class>`` under the received
+    extractor, (features,), the ``energy`` of the latter, (1,), all float32; ``counts`` of samples, (classes,) int64.
+    Down: extractor, the global prototypes that exist, and the head that was combined for this client.
 
     Aggregate: mean of extractors weighted by training samples; ``P_c`` = mean weighted by samples of class c. Heads are
     combined at the end of a round, among its clients, for each of them; until a client takes part again, its
-    combination waits here. Without ``align`` no prototypes and counts travel, without ``combine`` no head and moments.
+    combination waits here. Without ``align`` no prototypes travel, without ``combine`` no head, means and energy.
     """
 
     shares = "extractor"
@@ -95,18 +96,21 @@ class FedPAC(FloretStrategy):
     @classmethod
     def uplink(cls, setup: Setup) -> Specs:
         """Return the extractor, and what alignment and combination need."""
-        specs = setup.tensors(cls.shares)
-        if setup.parameters.combine:
-            statistics = {MOMENTS: TensorSpec((setup.classes, setup.features)), ENERGY: TensorSpec((1,))}
-            specs |= setup.tensors("head") | statistics
-        if setup.parameters.align:
-            specs |= setup.prototypes() | {COUNTS: TensorSpec((setup.classes,), "int64")}
+        specs, own = setup.tensors(cls.shares), setup.parameters
+        if own.combine:
+            means = {f"{MEAN}{c}": TensorSpec((setup.features,), optional=True) for c in range(setup.classes)}
+            specs |= setup.tensors("head") | means | {ENERGY: TensorSpec((1,))}
+        if own.align:
+            specs |= setup.prototypes()
+        if own.combine or own.align:
+            specs |= {COUNTS: TensorSpec((setup.classes,), "int64")}
         return specs
 
     @classmethod
     def downlink(cls, setup: Setup) -> Specs:
         """Return the tensors of the model that travel, and prototypes."""
-        return {n: spec for n, spec in cls.uplink(setup).items() if n not in (MOMENTS, ENERGY, COUNTS)}
+        own = (MEAN, ENERGY, COUNTS)
+        return {name: spec for name, spec in cls.uplink(setup).items() if not name.startswith(own)}
 
     def payload(self, client: Client, server_round: int) -> Mapping[str, np.ndarray | Array]:
         """Return the global tensors, and the client's combined head if it has taken part."""
@@ -125,19 +129,23 @@ class FedPAC(FloretStrategy):
         """Add extractor and prototypes to the aggregate; put aside head and statistics.
 
         Raises:
-            FloretError: moments or counts cannot be those of any data.
+            FloretError: means or counts cannot be those of any data.
         """
-        prototypes = {name: array for name, array in arrays.items() if name.startswith("prototype.")}
-        shares = class_shares(arrays[COUNTS], prototypes) if self.parameters.align else {}
+        of_class = {name: array for name, array in arrays.items() if name.startswith(("prototype.", MEAN))}
+        shares = class_shares(arrays[COUNTS], of_class) if COUNTS in arrays else {}
         if self.parameters.combine:
-            variance = head_variance(float(arrays[ENERGY][0]), arrays[MOMENTS], samples)
-            self._variances.append(variance)
-            self._moments.append(arrays[MOMENTS].astype(np.float64).reshape(-1))
+            moments = np.zeros((self.setup.classes, self.setup.features))
+            for name, mean in of_class.items():
+                if name.startswith(MEAN):
+                    moments[int(name.removeprefix(MEAN))] = shares[name] * mean.astype(np.float64)
+            self._variances.append(head_variance(float(arrays[ENERGY][0]), moments, samples))
+            self._moments.append(moments.reshape(-1))
             self._heads[client.name] = {n: np.array(a) for n, a in arrays.items() if n.startswith("head.")}
         extractor = {name: array for name, array in arrays.items() if name.startswith("extractor.")}
         super().accumulate(client, extractor, samples)
-        for name, prototype in prototypes.items():
-            self._aggregate.add({name: prototype}, shares[name] * samples)
+        for name, prototype in of_class.items():
+            if not name.startswith(MEAN):
+                self._aggregate.add({name: prototype}, shares[name] * samples)
 
     def aggregate(self) -> NamedArrays:
         """Return the new global tensors, and combine the heads of this round."""
@@ -161,16 +169,16 @@ class FedPAC(FloretStrategy):
             self._combined.setdefault(client, {})[tensor] = array
 
 
-def class_shares(counts: np.ndarray, prototypes: NamedArrays) -> dict[str, float]:
-    """Return by name of a prototype which part of the client's samples is of its class, (0, 1].
+def class_shares(counts: np.ndarray, of_class: Iterable[str]) -> dict[str, float]:
+    """Return for each name that ends in a class which part of the client's samples is of that class, (0, 1].
 
     Raises:
-        FloretError: the counts are no numbers of samples, or of a class with a prototype there is none.
+        FloretError: the counts are no numbers of samples, or there is none of such a class.
     """
     if counts.min() < 0 or not 0 < counts.sum(dtype=np.float64) <= _MOST:
         raise FloretError("its counts are no numbers of samples")
     total = int(counts.sum())
-    shares = {name: int(counts[int(name.removeprefix("prototype."))]) / total for name in prototypes}
+    shares = {name: int(counts[int(name.rpartition(".")[2])]) / total for name in of_class}
     for name, share in shares.items():
         if not share:
             raise FloretError(f"it sent {name} and counts no sample of that class")

@@ -748,9 +748,8 @@ DEFECTS: list[Defect] = [
         (
             "FedPAC: the statistics are those after training",
             "sent = super().upload() | self._statistics",
-            "features = self.training_features(self.model.extractor)\n        moments, energy = "
-            "feature_moments(features, self.data.train.y, self.setup.classes)\n        "
-            "sent = super().upload() | {MOMENTS: moments, ENERGY: energy}",
+            "means = {name.replace(PREFIX, MEAN): mean for name, mean in self.local_prototypes().items()}\n        "
+            "sent = super().upload() | self._statistics | means",
             f"{HEADS}::test_statistics_are_of_the_received_extractor",
         ),
         (

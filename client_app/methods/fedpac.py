@@ -6,22 +6,8 @@ from torch import Tensor
 
 from client_app.batches import Batch
 from client_app.client import FloretClient, Phase
-from client_app.prototypes import alignment_loss, class_means
-from strategies.fedpac import COUNTS, ENERGY, MOMENTS, FedPACParameters
-
-
-def feature_moments(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Return ``h_c = p_c mu_c``, (classes, d), and ``E|f|^2``, (1,).
-
-    ``h_c`` is the sum of the features of class c over the number of all samples, so zero where there is none.
-
-    Args:
-        features: (samples, d).
-        labels: (samples,).
-        classes: number of classes.
-    """
-    members = F.one_hot(labels, classes).to(features.dtype)
-    return members.T @ features / len(features), features.square().sum(1).mean(0, keepdim=True)
+from client_app.prototypes import PREFIX, alignment_loss, class_means
+from strategies.fedpac import COUNTS, ENERGY, MEAN, FedPACParameters
 
 
 class FedPAC(FloretClient):
@@ -45,11 +31,13 @@ class FedPAC(FloretClient):
         self._targets: tuple[Tensor, Tensor] | None = None
         if own.align or own.combine:
             features = self.training_features(self.model.extractor)
+            means = class_means(features, train.y)
+            self._statistics = {COUNTS: torch.bincount(train.y, minlength=self.setup.classes)}
             if own.combine:
-                moments, energy = feature_moments(features, train.y, self.setup.classes)
-                self._statistics = {MOMENTS: moments, ENERGY: energy}
+                self._statistics |= {name.replace(PREFIX, MEAN): mean for name, mean in means.items()}
+                self._statistics[ENERGY] = features.square().sum(1).mean(0, keepdim=True)
             if own.align:
-                self._targets = self._prototypes(features)
+                self._targets = self._prototypes(means)
         head_lr = own.head_lr * self.config.lr_decay ** (self.message["round"] - 1)
         head = Phase(list(self.model.head.parameters()), super().loss, lr=head_lr)
         self.run_alternating(own.head_epochs, [head])
@@ -69,11 +57,10 @@ class FedPAC(FloretClient):
         if self.parameters.combine:
             sent |= {name: tensor for name, tensor in self.copy_tensors().items() if name.startswith("head.")}
         if self.parameters.align:
-            counts = torch.bincount(self.data.train.y, minlength=self.setup.classes)
-            sent |= {COUNTS: counts} | self.local_prototypes()
+            sent |= self.local_prototypes()
         return sent
 
-    def _prototypes(self, features: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _prototypes(self, means: dict[str, Tensor]) -> tuple[Tensor, Tensor] | None:
         """Return what features are aligned to: the global prototypes, own means for classes that have none.
 
         None before the first global ones.
@@ -81,5 +68,5 @@ class FedPAC(FloretClient):
         prototypes, known = self.known_prototypes(self.received)
         if not known.any():
             return None
-        own, has = self.known_prototypes(class_means(features, self.data.train.y))
+        own, has = self.known_prototypes(means)
         return torch.where(known.unsqueeze(1), prototypes, own), known | has

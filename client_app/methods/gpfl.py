@@ -19,7 +19,8 @@ CONTEXT = "context"
 def personal_context(embeddings: Tensor, labels: Tensor) -> Tensor:
     """Return ``sum_c p_c e_c``, (d,), with p the part that each class has in ``labels``, (samples,)."""
     prior = torch.bincount(labels, minlength=len(embeddings)).to(embeddings.dtype) / len(labels)
-    return prior @ embeddings
+    context: Tensor = prior @ embeddings
+    return context
 
 
 def magnitude_loss(features: Tensor, embeddings: Tensor, reduction: str) -> Tensor:
@@ -29,9 +30,8 @@ def magnitude_loss(features: Tensor, embeddings: Tensor, reduction: str) -> Tens
     of the norm for each sample.
     """
     difference = features - embeddings
-    if reduction == "batch":
-        return torch.linalg.vector_norm(difference)
-    return torch.linalg.vector_norm(difference, dim=1).mean()
+    norms: Tensor = torch.linalg.vector_norm(difference, dim=None if reduction == "batch" else 1)
+    return norms.mean()
 
 
 class GPFL(FloretClient):

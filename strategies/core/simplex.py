@@ -46,7 +46,8 @@ def smallest_combination(form: np.ndarray, start: int) -> np.ndarray:
             weights[:] = 0.0
             weights[support] = np.maximum(moved, 0.0)
             support = [corner for corner in support if weights[corner] > 0]
-    return weights / weights.sum()
+    weights /= weights.sum()
+    return weights
 
 
 def _affine_minimum(form: np.ndarray) -> np.ndarray:
