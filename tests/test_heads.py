@@ -31,6 +31,7 @@ from tests.harness import Outcome, federate, kept, standing
 from tests.test_keys import last_train
 from tests.test_losses import NODE, Halted
 from tests.test_methods import EXTRACTOR, HEAD, arrays_of, same
+from tests.test_papers import write_images
 from tests.test_resume import CLIENTS, assert_same, crash
 from tests.test_sketches import checkpointed
 
@@ -485,7 +486,7 @@ def test_the_head_goes_on_from_round_to_round(tmp_path: Path) -> None:
 )
 def test_what_a_head_cannot_be(tmp_path: Path, keys: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        federate(tmp_path, 2, model="cnn2", **keys)
+        federate(tmp_path / "runs", 2, **write_images(tmp_path / "data", 2) | {"model": "cnn2"} | keys)
 
 
 # GPFL
