@@ -501,9 +501,13 @@ class FloretClient(NumPyClient):
 
     def test_loss(self) -> float:
         """Return the mean cross entropy of the personal model on the test split."""
-        self.model.eval()
+        return self.mean_loss(self.model)
+
+    def mean_loss(self, model: nn.Module) -> float:
+        """Return the mean cross entropy of a model's scores on the test split."""
+        model.eval()
         with torch.no_grad():
-            losses = [F.cross_entropy(self.model(b.x), b.y, reduction="sum") for b in passes(self.data.test)]
+            losses = [F.cross_entropy(model(b.x), b.y, reduction="sum") for b in passes(self.data.test)]
         return float(sum(losses)) / len(self.data.test)
 
     def accuracy(self, split: Split) -> float:

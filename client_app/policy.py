@@ -25,9 +25,9 @@ from strategies.core import Method, Setup, keys_of
 ALL = "all"
 # What can leave, by the group of its tensors. Of other names, those of networks beside the model are
 # ``<network>.<tensor>``; what has no such name was computed from the data.
-KINDS = {"extractor": "extractor", "head": "head", "prototype": "prototypes"}
+KINDS = {"extractor": "extractor", "head": "head", "prototype": "prototypes", "mean": "prototypes"}
 NETWORKS, REPRESENTATIONS = "networks", "representations"
-EVERY = (*KINDS.values(), NETWORKS, REPRESENTATIONS)
+EVERY = (*dict.fromkeys(KINDS.values()), NETWORKS, REPRESENTATIONS)
 # The whole model, in the key ``leaves``.
 MODEL = ("extractor", "head")
 # What an accuracy is rounded to.

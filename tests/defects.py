@@ -35,6 +35,7 @@ FORMULAS, NAMES, REPORT, REHEARSAL, ENGINE = (
     f"tests/test_{name}.py" for name in ("formulas", "names", "report", "rehearsal", "engine")
 )
 TWO = "tests/test_two_models.py"
+HEADS = "tests/test_heads.py"
 
 
 @dataclass(frozen=True)
@@ -835,6 +836,12 @@ DEFECTS: list[Defect] = [
             "        self.load_tensors(personal)\n",
             "        self.load_tensors(self.received)\n",
             f"{TWO}::test_ditto_without_lambda_is_local_beside_fedavg",
+        "strategies/core/simplex.py",
+        (
+            "the step towards a target goes all the way",
+            "moved = now + steps.min() * (target - now)",
+            "moved = target",
+            f"{HEADS}::test_a_combination_meets_the_conditions_for_a_minimum",
         ),
     ),
     *_of(
@@ -857,6 +864,69 @@ DEFECTS: list[Defect] = [
             "        self.load_tensors(model.state_dict())\n",
             "",
             f"{TWO}::test_apfl_with_alpha_1_is_local",
+        "strategies/fedpac.py",
+        (
+            "FedPAC: the variance is not divided by the samples",
+            "return max(energy - squares, 0.0) / samples",
+            "return max(energy - squares, 0.0)",
+            f"{HEADS}::test_variance_of_a_head_by_hand",
+        ),
+        (
+            "FedPAC: everybody gets the first client's combination",
+            "products - row - row[:, None] + row[i]",
+            "products - products[0] - products[0][:, None] + products[0, 0]",
+            f"{HEADS}::test_combination_weights_by_hand",
+        ),
+        (
+            "FedPAC: prototypes are averaged by all samples",
+            "self._aggregate.add({name: prototype}, shares[name] * samples)",
+            "self._aggregate.add({name: prototype}, samples)",
+            f"{HEADS}::test_prototypes_are_averaged_by_the_samples_of_their_class",
+        ),
+        (
+            "FedPAC: a combined head is forgotten at a resume",
+            "self._combined.setdefault(client, {})[tensor] = array",
+            "pass",
+            f"{HEADS}::test_combined_heads_survive_a_resume",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/fedpac.py",
+        (
+            "FedPAC: the statistics are those after training",
+            "sent = super().upload() | self._statistics",
+            "means = {name.replace(PREFIX, MEAN): mean for name, mean in self.local_prototypes().items()}\n        "
+            "sent = super().upload() | self._statistics | means",
+            f"{HEADS}::test_statistics_are_of_the_received_extractor",
+        ),
+        (
+            "FedPAC: the head's rate does not decay",
+            'own.head_lr * self.config.lr_decay ** (self.message["round"] - 1)',
+            "own.head_lr",
+            f"{HEADS}::test_fedpac_with_both_switches_off_is_fedrep",
+        ),
+    ),
+    *_of(
+        "methods",
+        "strategies/fedgh.py",
+        (
+            "FedGH: the server trains the model that others begin with",
+            "head = copy.deepcopy(self.model.head)",
+            "head = self.model.head",
+            f"{HEADS}::test_the_server_trains_a_head_of_its_own",
+        ),
+        (
+            "FedGH: the server's head is the initial one in every round",
+            'self.arrays[f"head.{n}"].copy()',
+            'self.initial_arrays()[f"head.{n}"].copy()',
+            f"{HEADS}::test_the_head_goes_on_from_round_to_round",
+        ),
+        (
+            "FedGH: gradients are not clipped",
+            "        nn.utils.clip_grad_norm_(parameters, CLIP)\n",
+            "",
+            f"{HEADS}::test_no_prototype_moves_the_head_far",
         ),
     ),
     *_of(
@@ -896,6 +966,24 @@ DEFECTS: list[Defect] = [
             "    weighted = False\n",
             "",
             f"{TWO}::test_the_server_of_pfedme_goes_part_of_the_way",
+        "client_app/methods/gpfl.py",
+        (
+            "GPFL: the global route has the personal context",
+            "valve(features, self._global)",
+            "valve(features, self.memory[CONTEXT])",
+            f"{HEADS}::test_the_loss_of_gpfl",
+        ),
+        (
+            "GPFL: the magnitude moves with the embeddings",
+            "self._frozen[batch.y]",
+            "self._embeddings()[batch.y]",
+            f"{HEADS}::test_the_loss_of_gpfl",
+        ),
+        (
+            "GPFL serves without its valve",
+            "        if not self.parameters.valve:\n            return super().serving()",
+            "        if self.parameters.valve:\n            return super().serving()",
+            f"{HEADS}::test_gpfl_predicts_by_the_personal_route",
         ),
     ),
     *_of(

@@ -315,14 +315,17 @@ def test_every_optimizer_of_a_method_goes_by_the_keys(tmp_path: Path, method: st
     made: list[Sgd] = []
     optimizer = client.optimizer
 
-    def spied(*args: Any, **kwargs: Any) -> Sgd:
-        made.append(optimizer(*args, **kwargs))
+    def spied(*args: Any, **rates: Any) -> Sgd:
+        made.append(optimizer(*args, **rates))
+        # But for the rates that the method has keys of its own for.
+        expected = {"lr": 0.015, "momentum": 0.7, "weight_decay": 0.02}
+        expected |= {name: value for name, value in rates.items() if value is not None}
+        assert {name: getattr(made[-1], f"_{name}") for name in expected} == expected
         return made[-1]
 
     client.optimizer = spied
     client.receive()
     client.train()
-    assert {(one._lr, one._momentum, one._weight_decay) for one in made} == {(0.015, 0.7, 0.02)}
     trained = {id(parameter) for one in made for parameter in one._parameters}
     assert {id(parameter) for parameter in client.model.parameters()} <= trained
 
@@ -578,6 +581,7 @@ LOSS = f"{HERE}::test_a_loss_has_the_weights_of_the_keys"
 PAPERS = "tests/test_papers.py"
 TWO = "tests/test_two_models.py"
 STARTS = "tests/test_starts.py"
+HEADS = "tests/test_heads.py"
 # What fails when a key does nothing; `python -m tests.defects` plants what else a key may do wrong.
 COVERED = {
     "method": "tests/test_methods.py::test_bytes_are_those_of_the_formula",
@@ -653,6 +657,19 @@ COVERED = {
     "fedala.percent": f"{STARTS}::test_ala_is_that_of_a_plain_loop",
     "fedala.first-epochs": f"{STARTS}::test_ala_runs_until_it_has_converged_the_first_time_and_once_later",
     "fedala.threshold": f"{STARTS}::test_ala_runs_until_it_has_converged_the_first_time_and_once_later",
+    "fedpac.align": f"{HEADS}::test_fedpac_with_both_switches_off_is_fedrep",
+    "fedpac.combine": f"{HEADS}::test_fedpac_with_both_switches_off_is_fedrep",
+    "fedpac.lambda": f"{HEADS}::test_fedpac_aligns_to_global_prototypes_and_to_own_means_where_there_are_none",
+    "fedpac.head-epochs": f"{HEADS}::test_fedpac_with_both_switches_off_is_fedrep",
+    "fedpac.head-lr": f"{HEADS}::test_fedpac_with_both_switches_off_is_fedrep",
+    "fedgh.server-lr": f"{HEADS}::test_the_server_takes_a_step_on_each_prototype_in_order",
+    "fedgh.server-epochs": f"{HEADS}::test_the_server_takes_a_step_on_each_prototype_in_order",
+    "gpfl.valve": f"{HEADS}::test_gpfl_with_all_switches_off_is_fedper",
+    "gpfl.angle": f"{HEADS}::test_gpfl_with_all_switches_off_is_fedper",
+    "gpfl.magnitude": f"{HEADS}::test_gpfl_with_all_switches_off_is_fedper",
+    "gpfl.magnitude-reduction": f"{HEADS}::test_the_loss_of_gpfl",
+    "gpfl.lambda": f"{HEADS}::test_the_loss_of_gpfl",
+    "gpfl.mu": f"{HEADS}::test_mu_is_the_weight_decay_of_valve_and_embeddings",
     "fedproto.lambda": LOSS,
     "fedproto.inference": f"{HERE}::test_fedproto_predicts_by_what_inference_says",
     "pfakd.beta": LOSS,

@@ -33,7 +33,6 @@ SKETCHES = Path(__file__).parent / "sketches"
 MODEL_SIZE = (64 * 128 + 128) + (128 * 64 + 64) + (64 * 10 + 10)
 HEAD = 64 * 10 + 10
 KEYS: dict[str, dict[str, Any]] = {
-    "sketch-heads": {"share": 0.3},
     "sketch-sparse": {"density": 0.5},
     "sketch-student": {"width": 16, "rank": 4},
     "sketch-inner": {"steps": 3, "inner-lr": 0.02, "lambda": 5.0, "server-lr": 0.05},
@@ -93,15 +92,6 @@ def personal(outcome: Outcome) -> list[dict[str, torch.Tensor]]:
     return [kept(context).load() for context in outcome.grid.contexts.values()]
 
 
-def test_each_client_is_sent_a_head_of_its_own(tmp_path: Path) -> None:
-    # With nothing of the others in it, the head that comes back is the one that was sent: FedPer.
-    fedper = federate(tmp_path, method="fedper", rounds=3)
-    alone = federate(tmp_path, method="sketch-heads", rounds=3, sketch_heads__share=0.0)
-    for one, other in zip(personal(fedper), personal(alone), strict=True):
-        assert all(torch.equal(one[name], other[name]) for name in one)
-    assert alone.history[-1]["bytes"]["down"] == 4 * 4 * MODEL_SIZE
-    mixed = federate(tmp_path, method="sketch-heads", rounds=3)
-    assert not torch.equal(personal(mixed)[0][MODEL + "head.bias"], personal(alone)[0][MODEL + "head.bias"])
 
 
 def test_sparse_tensors_travel_sparse(tmp_path: Path) -> None:

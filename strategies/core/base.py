@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -349,6 +350,21 @@ class FloretStrategy(Method, Strategy):
                 f"{setting}: the extractor of model {self.config.model!r} has no convolutional stage; "
                 "use a convolutional model, or switch it off"
             )
+
+    def need_vectors(self) -> None:
+        """Refuse a head that takes feature maps, not vectors of features.
+
+        Raises:
+            ConfigError: it does.
+        """
+        try:
+            with torch.no_grad():
+                self.model.eval().head(torch.zeros(1, self.setup.features))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"head-layers = {self.setup.head_layers}: the head of model {self.config.model!r} takes feature maps, "
+                f"{self.config.method} needs one of linear layers; use fewer"
+            ) from error
 
     @property
     def awaited(self) -> int:
