@@ -344,7 +344,7 @@ def test_weights_that_are_no_mean_are_refused(tmp_path: Path) -> None:
     assert client.message["weights"] == [1 / 3, 1 / 3]
     for weights in ([0.5], [0.5, 0.6], [-0.1, 0.5], [math.nan, 0.5], [math.inf, 0.1], [0.0, 0.5], []):
         client.message["weights"] = weights
-        with pytest.raises(FloretError, match="the server sent .*weights"):
+        with pytest.raises(FloretError, match=r"the server sent .*weights"):
             client.receive()
     client.message["weights"] = [0.5, 0.5]
     client.receive()
@@ -424,7 +424,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("density", [0.5, 0.1])
 def test_bytes_are_those_of_the_masks(tmp_path: Path, density: float) -> None:
-    counts = kept_elements({name: shape for name, shape in SHAPES.items()}, density)
+    counts = kept_elements(SHAPES, density)
     assert abs(sum(counts.values()) - density * MODEL_SIZE) <= len(SHAPES)
     bits = sum(-(-math.prod(shape) // 8) for name, shape in SHAPES.items() if counts[name] < math.prod(shape))
     assert 0 < bits < MODEL_SIZE // 8 + 6

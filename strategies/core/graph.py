@@ -36,8 +36,8 @@ class GraphParameters:
 def draw_graph(names: Sequence[str], parameters: GraphParameters, seed: int, server_round: int) -> Graph:
     """Return the graph of a round over ``names``, without loops and the same from both ends.
 
-    A random one is connected if ``degree`` is 2 or more. Where no graph is regular, because ``degree`` and the number of
-    clients are odd, one client has one neighbour less.
+    A random one is connected if ``degree`` is 2 or more. Where no graph is regular, because ``degree`` and the number
+    of clients are odd, one client has one neighbour less.
     """
     most = len(names) - 1
     degree = min({"ring": 2, "random": parameters.degree, "full": most}[parameters.graph], most)
