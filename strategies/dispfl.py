@@ -27,7 +27,7 @@ def kept_elements(shapes: Mapping[str, tuple[int, ...]], density: float) -> dict
     """Return how many elements of each tensor are kept, so that together it is the part ``density``, by ERK.
 
     That is, the density of a tensor is proportional to the sum of its sides divided by their product, and at most 1: a
-    tensor that would have more is kept whole, and the rest is shared out among the others. One element is kept at least.
+    tensor that would have more is kept whole, and the others share the rest. One element is kept at least.
     """
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     raw = {name: sum(shape) / sizes[name] for name, shape in shapes.items()}
