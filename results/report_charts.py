@@ -376,8 +376,8 @@ def _graph(run: Run) -> Markup:
         )
         axes.add_collection(edges)
         size = max(2.0, min(9.0, 300 / len(names)))
-        x, y = zip(*places.values(), strict=True)
-        axes.plot(x, y, "o", color=AFTER, markersize=size, markeredgecolor=SURFACE, clip_on=False)
+        dots = zip(*places.values(), strict=True)
+        axes.plot(*dots, "o", color=AFTER, markersize=size, markeredgecolor=SURFACE, clip_on=False)
         for name, (x, y) in places.items() if few else ():
             side = "center" if abs(x) < 0.05 else "left" if x > 0 else "right"
             height = "center" if abs(x) >= 0.05 else "bottom" if y > 0 else "top"

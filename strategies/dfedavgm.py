@@ -7,7 +7,7 @@ from common.config import between
 from strategies.core import Client, Decentralised, GraphParameters, metropolis_weights
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DFedAvgMParameters(GraphParameters):
     """``momentum`` of local training, theta in the paper, in the place of the run's key of that name."""
 

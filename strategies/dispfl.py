@@ -10,7 +10,7 @@ from common.tensors import MASK, NamedArrays, Specs
 from strategies.core import Client, Decentralised, GraphParameters, Setup
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DisPFLParameters(GraphParameters):
     """``density`` is the part of the parameters that a client has; ``prune_rate`` the part of them that it moves after
     the first round, less and less until the last; ``regrow`` says by what new ones are chosen; with ``own_masks`` each

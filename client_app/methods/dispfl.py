@@ -16,7 +16,7 @@ NEXT = "next."
 
 def masked_mean(weights: list[Tensor], masks: list[Tensor]) -> Tensor:
     """Return ``sum_j w_j / sum_j m_j`` by element, 0 where no mask is; each ``w_j`` is 0 outside its mask ``m_j``."""
-    total, count = weights[0].clone(), masks[0].to(weights[0].dtype)
+    total, count = weights[0].clone(), masks[0].to(weights[0].dtype, copy=True)
     for weight, mask in zip(weights[1:], masks[1:], strict=True):
         total += weight
         count += mask

@@ -20,7 +20,7 @@ Edge = tuple[int, int]
 _EXCHANGES = 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GraphParameters:
     """Keys of every method whose clients meet on a graph.
 
