@@ -193,7 +193,7 @@ def equal(one: Outcome, other: Outcome) -> bool:
 
 
 def near(one: Outcome, other: Outcome) -> bool:
-    """Return whether the personal models are the same but for rounding, of 1e-8, and what a flipped ReLU makes of it."""
+    """Return whether the personal models are the same but for rounding, and what a flipped ReLU makes of it."""
     return all(
         torch.allclose(a[name], b[name], atol=2e-4)
         for a, b in zip(models_of(one), models_of(other), strict=True)
