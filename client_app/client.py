@@ -332,12 +332,20 @@ class FloretClient(NumPyClient):
         """Return the names of the tensors of model and networks that travel."""
         return self._agreed.shared
 
-    def peers(self) -> dict[int, dict[str, Tensor]]:
-        """Return the tensors of peers that arrived: those called ``<i>.<name>`` by i and name."""
+    def peers(self, needed: Iterable[str] = ()) -> dict[int, dict[str, Tensor]]:
+        """Return the tensors of peers that arrived: those called ``<i>.<name>`` by i and name.
+
+        Raises:
+            FloretError: one of the tensors ``needed`` of each is not there.
+        """
         found: dict[int, dict[str, Tensor]] = {}
         for name, tensor in self.received.items():
             if match := re.fullmatch(r"([0-9]+)\.(.+)", name):
                 found.setdefault(int(match[1]), {})[match[2]] = tensor
+        for name in needed:
+            for i, tensors in found.items():
+                if name not in tensors:
+                    raise FloretError(f"the server sent no tensor {i}.{name}, but others of this peer")
         return found
 
     def run_epochs(self, epochs: int, parameters: Iterable[nn.Parameter], loss: Loss | None = None) -> float:

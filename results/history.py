@@ -92,7 +92,7 @@ class Traffic:
 @dataclass(frozen=True)
 class ClientRound:
     """What one client did in one round: accuracies before and after local training, mean ``loss`` over its steps (None
-    if it did not train), bytes, seconds on the client.
+    if it did not train), bytes, seconds on the client, and the names of the clients whose tensors the server sent it.
     """
 
     trained: bool
@@ -101,6 +101,7 @@ class ClientRound:
     loss: float | None
     bytes: Traffic
     seconds: float | None
+    peers: tuple[str, ...] = ()
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
@@ -112,10 +113,11 @@ class ClientRound:
             loss=_number(record.get("loss")),
             bytes=Traffic.from_json(record.get("bytes")),
             seconds=_number(record.get("seconds")),
+            peers=_names(record.get("peers")),
         )
 
     def to_json(self) -> Json:
-        """Return the client's part of a line of ``history.jsonl``."""
+        """Return the client's part of a line of ``history.jsonl``; ``peers`` only if there are any."""
         return {
             "trained": self.trained,
             "before": self.before.to_json(),
@@ -123,6 +125,7 @@ class ClientRound:
             "loss": self.loss,
             "bytes": self.bytes.to_json(),
             "seconds": self.seconds,
+            **({"peers": list(self.peers)} if self.peers else {}),
         }
 
 
@@ -408,6 +411,14 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{value!r} is not a number")
     return float(value) if math.isfinite(value) else None
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise TypeError(f"{value!r:.100} is not a list of names")
+    return tuple(value)
 
 
 def _spreads(record: Mapping[str, Any] | None) -> dict[str, Spread]:

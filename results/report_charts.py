@@ -13,6 +13,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from common.names import natural_key
 from results.history import Round, Spread
 from results.run import Run
 from results.text import short
@@ -26,6 +27,7 @@ SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b
 DASHES = ((), (6, 2), (1.5, 2), (7, 2, 1.5, 2))
 AFTER, BEFORE = SERIES[0], SERIES[1]
 WIDTH = 1040  # px of the page's text column: one unit in a chart is one pixel there
+MOST_LINES = 2000  # as many edges of a graph are lines; more are a picture, which takes fewer bytes
 
 # What matplotlib writes -> the name the page's style sheet gives it, in light and in dark mode.
 VARIABLES = {INK: "ink", MUTED: "muted", LINE: "line", SURFACE: "surface"} | {
@@ -104,6 +106,8 @@ def of_run(run: Run) -> dict[str, Markup]:
         charts["partition"] = _classes_per_client(run)
     elif any(client.samples for client in run.clients.values()):
         charts["partition"] = _samples_per_client(run)
+    if meetings(run):
+        charts["graph"] = _graph(run)
     return charts
 
 
@@ -133,6 +137,16 @@ def swatch(number: int) -> Markup:
         '<svg class="swatch" viewBox="0 0 26 8" aria-hidden="true">'
         '<line x1="1" y1="4" x2="25" y2="4" style="stroke:var(--{});stroke-dasharray:{}"/></svg>'
     ).format(VARIABLES[colour], pattern)
+
+
+def meetings(run: Run) -> dict[tuple[str, str], int]:
+    """Return by pair of clients in how many rounds one of them was sent what the other published."""
+    counts: dict[tuple[str, str], int] = {}
+    for line in run.rounds:
+        pairs = {(min(a, b), max(a, b)) for a, client in line.clients.items() for b in client.peers if a != b}
+        for pair in sorted(pairs):
+            counts[pair] = counts.get(pair, 0) + 1
+    return counts
 
 
 def partition_note(run: Run) -> str:
@@ -336,6 +350,42 @@ def _samples_per_client(run: Run) -> Markup:
         legend_above(axes)
 
     return draw(WIDTH, 280, "Samples of each client", paint)
+
+
+def _graph(run: Run) -> Markup:
+    """Clients on a circle, from the top clockwise; an edge is the more opaque the more often it was used."""
+    counts = meetings(run)
+    names = sorted(sorted({*run.client_names(), *(name for pair in counts for name in pair)}), key=natural_key)
+    turn = 2 * math.pi / len(names)
+    places = {name: (math.sin(turn * i), math.cos(turn * i)) for i, name in enumerate(names)}
+    few = len(names) <= 40
+
+    def paint(figure: Figure) -> None:
+        from matplotlib.collections import LineCollection
+
+        axes = figure.subplots()
+        axes.set_axis_off()
+        axes.set_aspect("equal")
+        most = max(counts.values())
+        edges = LineCollection(
+            [(places[a], places[b]) for a, b in counts],
+            colors=AFTER,
+            alpha=[0.1 + 0.6 * count / most for count in counts.values()],
+            linewidths=2 if len(counts) <= 60 else 1,
+            rasterized=len(counts) > MOST_LINES,
+        )
+        axes.add_collection(edges)
+        size = max(2.0, min(9.0, 300 / len(names)))
+        dots = zip(*places.values(), strict=True)
+        axes.plot(*dots, "o", color=AFTER, markersize=size, markeredgecolor=SURFACE, clip_on=False)
+        for name, (x, y) in places.items() if few else ():
+            side = "center" if abs(x) < 0.05 else "left" if x > 0 else "right"
+            height = "center" if abs(x) >= 0.05 else "bottom" if y > 0 else "top"
+            axes.text(1.07 * x, 1.07 * y, short(name, 18), ha=side, va=height)
+        axes.set_xlim(-2.6, 2.6)
+        axes.set_ylim(-1.15, 1.15)
+
+    return draw(WIDTH, 400, "Which clients exchanged models", paint)
 
 
 # Several runs

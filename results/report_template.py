@@ -223,6 +223,11 @@ round{{ "" if run.planned_rounds == 1 else "s" }} · seed {{ run.setting("seed")
   ("Training samples of each class at each client" ~ partition_note if labels_known
    else "Samples of each client. Labels never leave a client, so the classes are not known here.")) }}</section>
 {% endif %}
+{% if "graph" in charts %}
+<section>{{ chart("Communication graph", charts.graph,
+  "A line joins two clients of which one was sent what the other had published; the more rounds, the darker.") }}
+</section>
+{% endif %}
 
 <section>
 <h2>Clients</h2>

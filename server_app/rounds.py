@@ -191,6 +191,7 @@ def _client_round(result: ClientResult) -> ClientRound:
         loss=result.metrics.get("loss") if result.trained else None,
         bytes=Traffic(result.up, result.down),
         seconds=result.metrics.get("seconds"),
+        peers=result.peers,
     )
 
 

@@ -8,10 +8,9 @@ from flwr.app import Array
 from flwr.serverapp import Grid
 
 from common.config import between, choice
-from common.errors import ConfigError
 from common.seeds import numpy_generator
-from common.tensors import NamedArrays, Specs, TensorSpec
-from strategies.core import Client, FloretStrategy, RefusedError, Setup
+from common.tensors import Specs, TensorSpec
+from strategies.core import Client, RefusedError, Relay, Setup
 
 UNIT, AUXILIARY = "unit", "auxiliary"
 
@@ -63,7 +62,7 @@ class PeerRequest:
         return cls(indices[0], tuple(extractors), tuple(heads))
 
 
-class UAPDFL(FloretStrategy):
+class UAPDFL(Relay):
     """Keeps each client's last upload and forwards the requested tensors; it never averages.
 
     Up: the whole model; ``unit``, (classes,), and ``auxiliary``, (features,), float32. Down, for each peer ``i`` in the
@@ -73,16 +72,8 @@ class UAPDFL(FloretStrategy):
 
     shares = "model"
     head = "linear"
-    relays = True
     Parameters = UAPDFLParameters
     parameters: UAPDFLParameters
-
-    def check(self) -> None:
-        """Refuse an aggregate: there is none."""
-        if self.config.aggregation != "mean":
-            raise ConfigError(
-                f"aggregation = {self.config.aggregation!r}: ua-pdfl averages nothing on the server; use mean"
-            )
 
     @classmethod
     def uplink(cls, setup: Setup) -> Specs:
@@ -90,13 +81,10 @@ class UAPDFL(FloretStrategy):
         representations = {UNIT: TensorSpec((setup.classes,)), AUXILIARY: TensorSpec((setup.features,))}
         return {**super().uplink(setup), **representations}
 
-    def initial_arrays(self) -> NamedArrays:
-        """Return nothing: there is no global model."""
-        return {}
-
     def prepare(self, server_round: int, clients: list[Client], grid: Grid) -> list[Client]:
         """Draw each client's peers, and get the request of each client that has any (Algorithm 2, lines 5-8)."""
         self._queues = {client.name: self._queue(client, server_round) for client in clients}
+        self.peers = {name: tuple(peer.name for peer in peers) for name, peers in self._queues.items()}
         self._requests = {name: PeerRequest(-1, (), ()) for name, peers in self._queues.items() if not peers}
         questions = {
             name: self.post.forward({i: (peer.name, [UNIT]) for i, peer in enumerate(peers)})
@@ -127,13 +115,6 @@ class UAPDFL(FloretStrategy):
         """Return the peer whose model replaces the client's, or -1, and the peers' numbers of training samples."""
         samples = [self.roster.counted(peer.train) for peer in self._queues[client.name]]
         return {"replace": self._requests[client.name].replace, "samples": samples}
-
-    def accumulate(self, client: Client, arrays: NamedArrays, samples: int) -> None:
-        """Do nothing: ``self.post`` has what a client publishes."""
-
-    def aggregate(self) -> NamedArrays:
-        """Return nothing: there is no global model."""
-        return {}
 
     def _queue(self, client: Client, server_round: int) -> list[Client]:
         """Draw ``n-com`` of the other clients that have published (Algorithm 2, line 6)."""

@@ -36,6 +36,7 @@ FORMULAS, NAMES, REPORT, REHEARSAL, ENGINE = (
 )
 TWO = "tests/test_two_models.py"
 HEADS = "tests/test_heads.py"
+GRAPHS = "tests/test_graphs.py"
 
 
 @dataclass(frozen=True)
@@ -1165,6 +1166,130 @@ DEFECTS: list[Defect] = [
             "weights = [len(self.data.train), *(samples[i] for i in theirs)]",
             "weights = [1, *(1 for i in theirs)]",
             f"{PAPERS}::test_ua_pdfl_below_every_divergence_is_a_decentralised_fedper",
+        ),
+    ),
+    *_of(
+        "graphs",
+        "strategies/core/graph.py",
+        (
+            "weights by the client's own degree alone",
+            "1 / (1 + max(own, len(graph[peer])))",
+            "1 / (1 + own)",
+            f"{GRAPHS}::test_weights_are_symmetric_and_doubly_stochastic",
+        ),
+        (
+            "a random graph may fall apart",
+            "if degree < 2 or _connected(edges, n):",
+            "if True:",
+            f"{GRAPHS}::test_weights_are_symmetric_and_doubly_stochastic",
+        ),
+        (
+            "an exchange may double an edge",
+            " and not new & there:",
+            ":",
+            f"{GRAPHS}::test_weights_are_symmetric_and_doubly_stochastic",
+        ),
+        (
+            "the lattice is permuted only",
+            "_EXCHANGES = 20",
+            "_EXCHANGES = 0",
+            f"{GRAPHS}::test_every_pair_meets_as_often",
+        ),
+    ),
+    *_of(
+        "graphs",
+        "strategies/core/decentralised.py",
+        (
+            "a neighbour that has not published is forwarded",
+            " if peer in self.post) for client",
+            ") for client",
+            f"{GRAPHS}::test_weights_of_neighbours_that_have_not_published_go_to_the_client",
+        ),
+    ),
+    *_of(
+        "graphs",
+        "client_app/methods/dfedavgm.py",
+        (
+            "key dfedavgm.momentum is ignored",
+            "self.loss, momentum=self.parameters.momentum)",
+            "self.loss)",
+            f"{GRAPHS}::test_the_momentum_is_the_methods_own",
+        ),
+        (
+            "DFedAvgM takes the plain mean",
+            'weights = self.peers(self.shared_names()), self.message.get("weights", [])',
+            "weights = self.peers(self.shared_names()), [1 / (1 + len(self.peers()))] * len(self.peers())",
+            f"{GRAPHS}::test_a_client_takes_the_weighted_mean_over_its_neighbours",
+        ),
+    ),
+    *_of(
+        "graphs",
+        "client_app/methods/dispfl.py",
+        (
+            "DisPFL divides by all neighbours",
+            "        count += mask\n",
+            "        count += 1\n",
+            f"{GRAPHS}::test_masked_mean_by_hand",
+        ),
+        (
+            "DisPFL: the new mask is put on before it is averaged",
+            "            masks = [self.memory[MASK + name], *(",
+            "            masks = [self.memory[NEXT + name], *(",
+            f"{GRAPHS}::test_sparse_tensors_are_averaged_over_those_who_have_them",
+        ),
+        (
+            "DisPFL trains what is outside the mask",
+            "after_step=put_on)",
+            "after_step=None)",
+            f"{GRAPHS}::test_a_personal_model_is_zero_outside_its_mask_which_moves_at_the_next_aggregation",
+        ),
+        (
+            "DisPFL drops the largest weights",
+            "math.inf).argsort(stable=True)[:count]",
+            "math.inf).argsort(stable=True)[-count:]",
+            f"{GRAPHS}::test_a_mask_is_moved_from_small_weights_to_large_scores",
+        ),
+        (
+            "key dispfl.own-masks is ignored",
+            "[self.setting.name] if self.parameters.own_masks else []",
+            "[self.setting.name]",
+            f"{GRAPHS}::test_first_masks_are_each_clients_own_or_the_same",
+        ),
+    ),
+    *_of(
+        "graphs",
+        "strategies/dispfl.py",
+        (
+            "a mask of any size is taken",
+            "            if have != count:",
+            "            if False:",
+            f"{GRAPHS}::test_a_mask_of_another_size_is_refused",
+        ),
+        (
+            "ERK does not share out what whole tensors leave",
+            " - sum(sizes[name] for name in whole)\n",
+            "\n",
+            f"{GRAPHS}::test_kept_elements_by_hand",
+        ),
+    ),
+    *_of(
+        "graphs",
+        "results/history.py",
+        (
+            "peers are not read back",
+            'peers=_names(record.get("peers")),',
+            "peers=(),",
+            f"{GRAPHS}::test_peers_are_written_and_read",
+        ),
+    ),
+    *_of(
+        "graphs",
+        "results/report_charts.py",
+        (
+            "an edge is drawn alike however often it was used",
+            "counts[pair] = counts.get(pair, 0) + 1",
+            "counts[pair] = 1",
+            f"{GRAPHS}::test_an_edge_is_as_opaque_as_it_was_used_often",
         ),
     ),
     *_of(

@@ -582,6 +582,7 @@ PAPERS = "tests/test_papers.py"
 TWO = "tests/test_two_models.py"
 STARTS = "tests/test_starts.py"
 HEADS = "tests/test_heads.py"
+GRAPHS = "tests/test_graphs.py"
 # What fails when a key does nothing; `python -m tests.defects` plants what else a key may do wrong.
 COVERED = {
     "method": "tests/test_methods.py::test_bytes_are_those_of_the_formula",
@@ -702,6 +703,17 @@ COVERED = {
     "ua-pdfl.client-dropout": f"{HERE}::test_ua_pdfl_asks_by_the_divergence_of_the_key",
     "ua-pdfl.layer-personalization": f"{PAPERS}::test_ua_pdfl_with_both_switches_off_is_local",
     "ua-pdfl.own-start": f"{PAPERS}::test_ua_pdfl_starts_from_own_or_common_weights",
+    "dfedavgm.graph": f"{GRAPHS}::test_keys_of_the_graph_say_who_meets_whom",
+    "dfedavgm.degree": f"{GRAPHS}::test_keys_of_the_graph_say_who_meets_whom",
+    "dfedavgm.redraw": f"{GRAPHS}::test_keys_of_the_graph_say_who_meets_whom",
+    "dfedavgm.momentum": f"{GRAPHS}::test_the_momentum_is_the_methods_own",
+    "dispfl.graph": f"{GRAPHS}::test_keys_of_the_graph_say_who_meets_whom",
+    "dispfl.degree": f"{GRAPHS}::test_keys_of_the_graph_say_who_meets_whom",
+    "dispfl.redraw": f"{GRAPHS}::test_keys_of_the_graph_say_who_meets_whom",
+    "dispfl.density": f"{GRAPHS}::test_bytes_are_those_of_the_masks",
+    "dispfl.prune-rate": f"{GRAPHS}::test_keys_say_how_many_elements_move_and_where_to",
+    "dispfl.regrow": f"{GRAPHS}::test_keys_say_how_many_elements_move_and_where_to",
+    "dispfl.own-masks": f"{GRAPHS}::test_first_masks_are_each_clients_own_or_the_same",
 }
 
 

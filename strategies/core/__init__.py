@@ -2,7 +2,9 @@
 
 from strategies.core.aggregate import AGGREGATIONS, Aggregate, Median, TrimmedMean, WeightedMean, aggregate_of
 from strategies.core.base import ClientResult, FloretStrategy, StrategySetting
+from strategies.core.decentralised import Decentralised, Relay
 from strategies.core.exchange import in_flight, send_and_receive
+from strategies.core.graph import GraphParameters, draw_graph, metropolis_weights
 from strategies.core.method import Method, Network, Setup, keys_of
 from strategies.core.post_office import PostOffice
 from strategies.core.replies import Description, ExportReply, RefusedError
@@ -15,14 +17,17 @@ __all__ = [
     "Aggregate",
     "Client",
     "ClientResult",
+    "Decentralised",
     "Description",
     "ExportReply",
     "FloretStrategy",
+    "GraphParameters",
     "Median",
     "Method",
     "Network",
     "PostOffice",
     "RefusedError",
+    "Relay",
     "Roster",
     "Session",
     "Setup",
@@ -31,7 +36,9 @@ __all__ = [
     "UpdateNorms",
     "WeightedMean",
     "aggregate_of",
+    "draw_graph",
     "in_flight",
     "keys_of",
+    "metropolis_weights",
     "send_and_receive",
 ]

@@ -39,7 +39,7 @@ class ClientResult:
     """What the server knows of one client's part in a round.
 
     ``metrics`` are the client's own: accuracies ``before.test``, ``after.validation`` and so on in [0, 1], ``loss``,
-    ``seconds``. ``up`` and ``down`` are bytes of tensors.
+    ``seconds``. ``up`` and ``down`` are bytes of tensors. ``peers`` are the clients whose tensors it was sent.
     """
 
     client: Client
@@ -47,6 +47,7 @@ class ClientResult:
     metrics: dict[str, float]
     up: int
     down: int
+    peers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class FloretStrategy(Method, Strategy):
         parameters: the method's own.
         arrays: the global tensors of this round, to read.
         post: what each client sent last, before this round.
+        peers: by name, the clients whose tensors out of ``post`` a client is sent in this round; for the history.
         norms: how large updates usually are.
         results: what each client did in this round, by name, in roster order.
         refused: client and reason of each reply that this round went on without.
@@ -123,6 +125,7 @@ class FloretStrategy(Method, Strategy):
         self._aggregate = self._new_aggregate()
         self._asked: dict[str, int] = {}
         self._silent: set[str] = set()
+        self.peers: dict[str, tuple[str, ...]] = {}
         self._record, self._packed = ArrayRecord(), ArrayRecord()
         self.check()
         self._uplink, self._downlink = self.uplink(self.setup), self.downlink(self.setup)
@@ -337,6 +340,7 @@ class FloretStrategy(Method, Strategy):
     def start_round(self, arrays: ArrayRecord) -> None:
         """Begin a round with the global ``arrays``: nobody was asked, nobody refused."""
         self.results, self.refused, self.notes, self._asked, self._silent = {}, [], [], {}, set()
+        self.peers = {}
         self._set_arrays(arrays)
 
     def need_stages(self, setting: str) -> None:
@@ -536,7 +540,8 @@ class FloretStrategy(Method, Strategy):
             kept = pack(tensors, self._uplink, self.config.wire) if as_it_came is None else as_it_came
             self.post.put(client.name, payload.round, kept)
         down = self._asked.pop(client.name)
-        self.results[client.name] = ClientResult(client, True, reply.metrics, reply.up, down)
+        peers = self.peers.get(client.name, ())
+        self.results[client.name] = ClientResult(client, True, reply.metrics, reply.up, down, peers)
 
     def _means(self) -> MetricRecord:
         names = sorted({name for result in self.results.values() for name in result.metrics} - {"num-examples"})
