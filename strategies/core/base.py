@@ -15,7 +15,7 @@ from common.errors import ConfigError, FloretError, printable
 from common.filters import Filter, Payload, filtered
 from common.norms import group_of, root_mean_squares
 from common.seeds import numpy_generator
-from common.tensors import NamedArrays
+from common.tensors import MASK, NamedArrays
 from common.wire import check_finite, pack, packed_again, payload_bytes, to_record, views
 from strategies.core.aggregate import MakeAggregate, WeightedMean
 from strategies.core.exchange import send_and_receive
@@ -92,6 +92,8 @@ class FloretStrategy(Method, Strategy):
         serves_global: whether the global model itself is what a client uses; then clients that did not take part are
             sent it for evaluation.
         relays: whether what clients send is kept in ``post`` for others.
+        statistics: groups of tensors whose size says nothing of an update: honest ones may differ by any factor, and
+            ``accumulate`` checks their range itself.
         parameters: the method's own.
         arrays: the global tensors of this round, to read.
         post: what each client sent last, before this round.
@@ -105,6 +107,7 @@ class FloretStrategy(Method, Strategy):
     weighted: ClassVar[bool] = True
     serves_global: ClassVar[bool] = False
     relays: ClassVar[bool] = False
+    statistics: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, setting: StrategySetting) -> None:
         self.setup = setting.setup
@@ -150,14 +153,17 @@ class FloretStrategy(Method, Strategy):
                 arrays |= {f"{name}.{n}": t.numpy() for n, t in own.items() if f"{name}.{n}" in self._downlink}
         return arrays
 
-    def sample(self, server_round: int) -> list[Client]:
-        """Draw round(participation * clients), at least one and ``min-replies``, without replacement, of those that are
-        there; roster order.
+    def wanted(self, present: int) -> int:
+        """Return how many of the clients that are ``present`` take part: round(participation * clients), at least one
+        and ``min-replies``.
         """
+        return max(1, round(self.config.participation * present), self.config.min_replies)
+
+    def sample(self, server_round: int) -> list[Client]:
+        """Draw as many clients as are ``wanted``, without replacement, of those that are there; roster order."""
         clients = self.roster.present()
-        wanted = max(1, round(self.config.participation * len(clients)), self.config.min_replies)
         generator = numpy_generator(self.config.seed, "sampling", server_round)
-        drawn = generator.choice(len(clients), size=min(wanted, len(clients)), replace=False)
+        drawn = generator.choice(len(clients), size=min(self.wanted(len(clients)), len(clients)), replace=False)
         return [clients[place] for place in sorted(drawn)]
 
     def prepare(self, server_round: int, clients: list[Client], grid: Grid) -> list[Client]:
@@ -445,12 +451,20 @@ class FloretStrategy(Method, Strategy):
         # A finite size says that all values are: only a filter needs to know it before.
         reply = TrainReply.read(message, client, self._uplink, self.config.wire, finite=bool(self._filters))
         arrays = reply.arrays
+        self._complete(arrays)
         payload = filtered(
             Payload(MessageType.TRAIN, client.name, server_round, arrays, reply.samples, reply.metrics), self._filters
         )
         sizes = self._sizes(payload)
         as_it_came = dict(reply.record) if self.relays and payload.tensors is arrays else None
         return _Reply(client, payload, as_it_came, reply.metrics, reply.up, sizes)
+
+    def _complete(self, arrays: NamedArrays) -> None:
+        """Let the elements of sparse tensors that did not travel be those of the global ones: they did not change."""
+        for name, before in self._before.items():
+            mask = arrays.get(MASK + name)
+            if mask is not None and not mask.all():
+                np.copyto(arrays[name], before, where=~mask)
 
     def _sizes(self, payload: Payload) -> dict[str, float]:
         """Return the size of what a client sent by group, as ``UpdateNorms`` has it.
@@ -468,7 +482,7 @@ class FloretStrategy(Method, Strategy):
                 for name, array in payload.tensors.items():
                     check_finite(name, array)
                 raise FloretError(f"its update of {group} is too large to be measured; it is refused")
-        return sizes
+        return {group: size for group, size in sizes.items() if group not in self.statistics}
 
     def _offer(self, reply: "_Reply") -> None:
         """Accept a reply, or hold it until there is something to judge it by.
