@@ -150,15 +150,15 @@ class CriticalFL(FloretStrategy):
         """Return the model."""
         return setup.tensors("model")
 
-    def wanted(self, present: int) -> int:
+    def wanted(self, clients: list[Client]) -> int:
         """Return as many as the last check said, between what ``participation`` says and ``max-participation``."""
-        return max(super().wanted(present), min(self._periods.clients, self._most(present)))
+        return max(super().wanted(clients), min(self._periods.clients, self._most(clients)))
 
     def sample(self, server_round: int) -> list[Client]:
         """Check for a critical period if it is time, then draw."""
         self._lr = self.config.lr * self.config.lr_decay ** (server_round - 1)
         if server_round % self.parameters.check_every == 0 and not math.isnan(self._norm):
-            present = len(self.roster.present())
+            present = self.roster.present()
             least = super().wanted(present)
             self._periods.check(self._norm, self.parameters, least, max(least, self._most(present)))
         return super().sample(server_round)
@@ -172,6 +172,13 @@ class CriticalFL(FloretStrategy):
         super().begin_round()
         self._norms: list[float] = []
         self._mean = SparseMean(self.arrays) if self._sparse else None
+
+    def decoded(self, client: Client, arrays: NamedArrays) -> NamedArrays:
+        """Return the model with the weights that were left out as they were: they count as no change."""
+        if self._mean is None:
+            return arrays
+        filled = {name: np.where(arrays[MASK + name], arrays[name], before) for name, before in self.arrays.items()}
+        return {**arrays, **filled}
 
     def accumulate(self, client: Client, arrays: NamedArrays, samples: int) -> None:
         """Add the model to the mean, and take down the gradient norm."""
@@ -205,5 +212,5 @@ class CriticalFL(FloretStrategy):
     def _sparse(self) -> bool:
         return self._periods.critical and self.parameters.upload_fraction < 1
 
-    def _most(self, present: int) -> int:
-        return int(self.parameters.max_participation * present)
+    def _most(self, clients: list[Client]) -> int:
+        return int(self.parameters.max_participation * len(clients))

@@ -1096,11 +1096,11 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "criticalfl",
-        "strategies/core/base.py",
+        "strategies/criticalfl.py",
         (
             "what did not travel counts as a change to 0",
-            "        self._complete(arrays)\n",
-            "",
+            "return {**arrays, **filled}",
+            "return arrays",
             f"{CRITICAL}::test_what_is_left_out_is_no_change",
         ),
     ),

@@ -15,7 +15,7 @@ from common.errors import ConfigError, FloretError, printable
 from common.filters import Filter, Payload, filtered
 from common.norms import group_of, root_mean_squares
 from common.seeds import numpy_generator
-from common.tensors import MASK, NamedArrays
+from common.tensors import NamedArrays
 from common.wire import check_finite, pack, packed_again, payload_bytes, to_record, views
 from strategies.core.aggregate import MakeAggregate, WeightedMean
 from strategies.core.exchange import send_and_receive
@@ -153,17 +153,17 @@ class FloretStrategy(Method, Strategy):
                 arrays |= {f"{name}.{n}": t.numpy() for n, t in own.items() if f"{name}.{n}" in self._downlink}
         return arrays
 
-    def wanted(self, present: int) -> int:
-        """Return how many of the clients that are ``present`` take part: round(participation * clients), at least one
-        and ``min-replies``.
+    def wanted(self, clients: list[Client]) -> int:
+        """Return how many of the ``clients`` that are there take part: round(participation * clients), at least one and
+        ``min-replies``.
         """
-        return max(1, round(self.config.participation * present), self.config.min_replies)
+        return max(1, round(self.config.participation * len(clients)), self.config.min_replies)
 
     def sample(self, server_round: int) -> list[Client]:
         """Draw as many clients as are ``wanted``, without replacement, of those that are there; roster order."""
         clients = self.roster.present()
         generator = numpy_generator(self.config.seed, "sampling", server_round)
-        drawn = generator.choice(len(clients), size=min(self.wanted(len(clients)), len(clients)), replace=False)
+        drawn = generator.choice(len(clients), size=min(self.wanted(clients), len(clients)), replace=False)
         return [clients[place] for place in sorted(drawn)]
 
     def prepare(self, server_round: int, clients: list[Client], grid: Grid) -> list[Client]:
@@ -195,6 +195,16 @@ class FloretStrategy(Method, Strategy):
     def begin_round(self) -> None:
         """Make ready to take in what clients send; called before the first reply of a round."""
         self._aggregate = self._new_aggregate()
+
+    def decoded(self, client: Client, arrays: NamedArrays) -> NamedArrays:
+        """Return what a client sent as it is measured and aggregated: what it sent, unless it travels in another form.
+
+        Not for what ``relays`` keeps, which is as it came.
+
+        Raises:
+            FloretError: it cannot be; the client is refused.
+        """
+        return arrays
 
     def accumulate(self, client: Client, arrays: NamedArrays, samples: int) -> None:
         """Take in what a client sent, after it was checked against ``uplink``: add it to the aggregate."""
@@ -451,20 +461,13 @@ class FloretStrategy(Method, Strategy):
         # A finite size says that all values are: only a filter needs to know it before.
         reply = TrainReply.read(message, client, self._uplink, self.config.wire, finite=bool(self._filters))
         arrays = reply.arrays
-        self._complete(arrays)
         payload = filtered(
             Payload(MessageType.TRAIN, client.name, server_round, arrays, reply.samples, reply.metrics), self._filters
         )
+        payload = replace(payload, tensors=self.decoded(client, payload.tensors))
         sizes = self._sizes(payload)
         as_it_came = dict(reply.record) if self.relays and payload.tensors is arrays else None
         return _Reply(client, payload, as_it_came, reply.metrics, reply.up, sizes)
-
-    def _complete(self, arrays: NamedArrays) -> None:
-        """Let the elements of sparse tensors that did not travel be those of the global ones: they did not change."""
-        for name, before in self._before.items():
-            mask = arrays.get(MASK + name)
-            if mask is not None and not mask.all():
-                np.copyto(arrays[name], before, where=~mask)
 
     def _sizes(self, payload: Payload) -> dict[str, float]:
         """Return the size of what a client sent by group, as ``UpdateNorms`` has it.
