@@ -45,7 +45,8 @@ class TensorSpec:
             else as it is.
         optional: it may be missing.
         sparse: only the elements in ``mask.<name>`` travel, behind the mask as bits; without such a mask, those that
-            are not zero. Who receives it finds zeros elsewhere, and the mask beside it.
+            are not zero; all of them without the bits if none is left out. Who receives it finds zeros elsewhere, and
+            the mask beside it.
     """
 
     shape: tuple[int | Free, ...]

@@ -1,7 +1,8 @@
 """Tensors on the wire: Flower's records to and from dictionaries of NumPy arrays, packed as small as they are declared.
 
 A Flower ``Array`` says by its ``stype`` how its bytes are to be read: ``numpy.ndarray`` (dense, an npy file),
-``floret.bits`` (booleans, eight to a byte) or ``floret.sparse`` (a mask as bits, then the values of its elements).
+``floret.bits`` (booleans, eight to a byte) or ``floret.sparse`` (a mask as bits, then the values of its elements). A
+sparse tensor that lacks nothing travels dense.
 """
 
 import io
@@ -216,6 +217,8 @@ def _packed(name: str, array: np.ndarray, mask: np.ndarray | Array | None, spec:
         return _npy(values)
     there = array != 0 if mask is None else np.asarray(mask)
     check_tensor(MASK + name, TensorSpec(spec.shape, "bool"), there.dtype, there.shape)
+    if there.all():
+        return _npy(values)
     return Array(str(values.dtype), array.shape, SPARSE, np.packbits(there).tobytes() + values[there].tobytes())
 
 
@@ -248,13 +251,15 @@ def _cast(name: str, array: np.ndarray, dtype: str) -> np.ndarray:
 def _unpacked(name: str, array: Array, spec: TensorSpec, wire: str) -> tuple[np.ndarray, np.ndarray | None]:
     """Return a tensor as methods see it, and its mask if it is sparse."""
     dtype = _type_on_wire(spec, wire)
-    packing = BITS if spec.dtype == "bool" else SPARSE if spec.sparse else DENSE
+    full = spec.sparse and array.stype == DENSE
+    packing = BITS if spec.dtype == "bool" else SPARSE if spec.sparse and not full else DENSE
     if array.stype != packing:
         raise TensorError(f"an array cannot be read: tensor {name} is {str(array.stype)[:40]!r}, not {packing!r}")
     on_wire = spec if dtype == spec.dtype else TensorSpec(spec.shape, dtype)
     if packing == DENSE:
         dense = _dense(name, array, on_wire)
-        return (dense if dtype == spec.dtype else dense.astype(spec.dtype)), None
+        there = np.ones(dense.shape, bool) if full else None
+        return (dense if dtype == spec.dtype else dense.astype(spec.dtype)), there
     shape = tuple(array.shape)
     # Before it is compared and printed: a side may be a number of thousands of digits.
     if len(shape) > _MOST_SIDES or not all(type(side) is int and 0 <= side <= sys.maxsize for side in shape):

@@ -31,6 +31,7 @@ STATE, RESUME, REPLIES, AGGREGATION = (
 )
 STARTS = "tests/test_starts.py"
 DATA, CONFIG, POLICY, HISTORY = (f"tests/test_{name}.py" for name in ("data", "config", "policy", "history"))
+CRITICAL = "tests/test_critical.py"
 FORMULAS, NAMES, REPORT, REHEARSAL, ENGINE = (
     f"tests/test_{name}.py" for name in ("formulas", "names", "report", "rehearsal", "engine")
 )
@@ -1471,6 +1472,66 @@ DEFECTS: list[Defect] = [
             "last = self.rounds[-1] if ended else self.last_complete()",
             "last = self.rounds[-1]",
             HISTORY,
+        ),
+    ),
+    *_of(
+        "criticalfl",
+        "strategies/criticalfl.py",
+        (
+            "one client's gradient norm decides alone",
+            "    most = MOST_TIMES * median(norms)\n",
+            "    most = math.inf\n",
+            f"{CRITICAL}::test_one_norm_counts_for_twice_the_median_at_most",
+        ),
+        (
+            "a weight that nobody sent becomes 0",
+            "{name: array.copy() for name, array in before.items()}",
+            "{name: np.zeros_like(array) for name, array in before.items()}",
+            f"{CRITICAL}::test_a_sparse_mean_by_hand",
+        ),
+        (
+            "clients are doubled again after there were as many as may be",
+            "if self.critical and not self.reached:",
+            "if self.critical:",
+            f"{CRITICAL}::test_critical_periods_by_hand",
+        ),
+        (
+            "a resumed run forgets the last norm",
+            '(self._norm,) = arrays["norm"].tolist()',
+            "pass",
+            f"{CRITICAL}::test_a_resumed_run_goes_on_in_its_period",
+        ),
+    ),
+    *_of(
+        "criticalfl",
+        "strategies/criticalfl.py",
+        (
+            "what did not travel counts as a change to 0",
+            "return {**arrays, **filled}",
+            "return arrays",
+            f"{CRITICAL}::test_what_is_left_out_is_no_change",
+        ),
+    ),
+    *_of(
+        "fedpa",
+        "strategies/fedpa.py",
+        (
+            "the generator seeks the prototypes",
+            "loss = loss - own.adversarial_weight",
+            "loss = loss + own.adversarial_weight",
+            f"{CRITICAL}::test_features_keep_away_from_the_prototypes_as_the_key_says",
+        ),
+        (
+            "prototypes do not count by the samples of the class",
+            "self.weight(samples) * int(counts[label]) / int(counts.sum())",
+            "self.weight(samples)",
+            f"{CRITICAL}::test_prototypes_are_means_by_samples_of_the_class",
+        ),
+        (
+            "a resumed run forgets the generator's moments",
+            "        self._moments = arrays\n",
+            "        pass\n",
+            f"{CRITICAL}::test_moments_of_the_generator_survive",
         ),
     ),
     *_of(

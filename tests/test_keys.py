@@ -583,6 +583,7 @@ TWO = "tests/test_two_models.py"
 STARTS = "tests/test_starts.py"
 HEADS = "tests/test_heads.py"
 GRAPHS = "tests/test_graphs.py"
+CRITICAL = "tests/test_critical.py"
 # What fails when a key does nothing; `python -m tests.defects` plants what else a key may do wrong.
 COVERED = {
     "method": "tests/test_methods.py::test_bytes_are_those_of_the_formula",
@@ -644,6 +645,24 @@ COVERED = {
     "pfedme.lambda": f"{TWO}::test_a_batch_of_pfedme_by_hand",
     "pfedme.local-lr": f"{TWO}::test_a_batch_of_pfedme_by_hand",
     "pfedme.beta": f"{TWO}::test_the_server_of_pfedme_goes_part_of_the_way",
+    "criticalfl.delta": f"{CRITICAL}::test_growing_norms_are_a_critical_period",
+    "criticalfl.initial-checks": f"{CRITICAL}::test_the_number_of_clients_follows_the_periods",
+    "criticalfl.window": f"{CRITICAL}::test_growing_norms_are_a_critical_period",
+    "criticalfl.check-every": f"{CRITICAL}::test_the_number_of_clients_follows_the_periods",
+    "criticalfl.max-participation": f"{CRITICAL}::test_the_number_of_clients_follows_the_periods",
+    "criticalfl.upload-fraction": f"{CRITICAL}::test_a_fifth_of_the_weights_travels_in_critical_periods",
+    "fedpa.generator-weight": f"{CRITICAL}::test_the_loss_of_a_client_by_hand",
+    "fedpa.prototype-weight": f"{CRITICAL}::test_the_loss_of_a_client_by_hand",
+    "fedpa.prototype-floor": f"{CRITICAL}::test_the_loss_of_a_client_by_hand",
+    "fedpa.decay": f"{CRITICAL}::test_the_loss_of_a_client_by_hand",
+    "fedpa.adversarial-weight": f"{CRITICAL}::test_features_keep_away_from_the_prototypes_as_the_key_says",
+    "fedpa.diversity-weight": f"{CRITICAL}::test_a_key_of_the_generator_changes_it",
+    "fedpa.generator-lr": f"{CRITICAL}::test_a_key_of_the_generator_changes_it",
+    "fedpa.generator-decay": f"{CRITICAL}::test_a_key_of_the_generator_changes_it",
+    "fedpa.generator-steps": f"{CRITICAL}::test_a_key_of_the_generator_changes_it",
+    "fedpa.generator-batch": f"{CRITICAL}::test_the_loss_of_a_client_by_hand",
+    "fedpa.generator-width": f"{CRITICAL}::test_what_fedpa_sends_and_receives",
+    "fedpa.generator-noise": f"{CRITICAL}::test_what_fedpa_sends_and_receives",
     "fedrep.head-epochs": f"{HERE}::test_a_round_is_that_of_a_plain_loop",
     "fedrep.every-batch": f"{HERE}::test_a_round_goes_so_often_through_the_data",
     "fedbabu.fine-tune": f"{STARTS}::test_fedbabu_fine_tunes_what_it_received_and_keeps_it",

@@ -23,7 +23,7 @@ from torch import Tensor
 from client_app.app import app
 from client_app.batches import Batch, take
 from client_app.methods.fedavg import FedAvg
-from common.wire import from_record
+from common.wire import DENSE
 from data import Split
 from strategies import METHODS
 from tests.harness import ON_MLP, Outcome, federate, kept, standing
@@ -81,7 +81,9 @@ def on_gpu(context: Context) -> Iterator[Gpu]:
 def told(reply: Message) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     metrics: MetricRecord = reply.content.metric_records["metrics"]
     arrays = reply.content.array_records.get("arrays")
-    return from_record(arrays) if arrays else {}, {key: v for key, v in metrics.items() if key != "seconds"}
+    # Of a sparse tensor the mask, too.
+    sent = {n: a.numpy() if a.stype == DENSE else np.frombuffer(a.data, np.uint8) for n, a in (arrays or {}).items()}
+    return sent, {key: v for key, v in metrics.items() if key != "seconds"}
 
 
 def check_message(outcome: Outcome) -> None:

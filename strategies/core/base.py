@@ -94,6 +94,8 @@ class FloretStrategy(Method, Strategy):
         serves_global: whether the global model itself is what a client uses; then clients that did not take part are
             sent it for evaluation.
         relays: whether what clients send is kept in ``post`` for others.
+        statistics: groups of tensors whose size says nothing of an update: honest ones may differ by any factor, and
+            ``accumulate`` checks their range itself.
         parameters: the method's own.
         arrays: the global tensors of this round, to read.
         post: what each client sent last, before this round.
@@ -108,6 +110,7 @@ class FloretStrategy(Method, Strategy):
     weighted: ClassVar[bool] = True
     serves_global: ClassVar[bool] = False
     relays: ClassVar[bool] = False
+    statistics: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, setting: StrategySetting) -> None:
         self.setup = setting.setup
@@ -154,14 +157,17 @@ class FloretStrategy(Method, Strategy):
                 arrays |= {f"{name}.{n}": t.numpy() for n, t in own.items() if f"{name}.{n}" in self._downlink}
         return arrays
 
-    def sample(self, server_round: int) -> list[Client]:
-        """Draw round(participation * clients), at least one and ``min-replies``, without replacement, of those that are
-        there; roster order.
+    def wanted(self, clients: list[Client]) -> int:
+        """Return how many of the ``clients`` that are there take part: round(participation * clients), at least one and
+        ``min-replies``.
         """
+        return max(1, round(self.config.participation * len(clients)), self.config.min_replies)
+
+    def sample(self, server_round: int) -> list[Client]:
+        """Draw as many clients as are ``wanted``, without replacement, of those that are there; roster order."""
         clients = self.roster.present()
-        wanted = max(1, round(self.config.participation * len(clients)), self.config.min_replies)
         generator = numpy_generator(self.config.seed, "sampling", server_round)
-        drawn = generator.choice(len(clients), size=min(wanted, len(clients)), replace=False)
+        drawn = generator.choice(len(clients), size=min(self.wanted(clients), len(clients)), replace=False)
         return [clients[place] for place in sorted(drawn)]
 
     def prepare(self, server_round: int, clients: list[Client], grid: Grid) -> list[Client]:
@@ -193,6 +199,16 @@ class FloretStrategy(Method, Strategy):
     def begin_round(self) -> None:
         """Make ready to take in what clients send; called before the first reply of a round."""
         self._aggregate = self._new_aggregate()
+
+    def decoded(self, client: Client, arrays: NamedArrays) -> NamedArrays:
+        """Return what a client sent as it is measured and aggregated: what it sent, unless it travels in another form.
+
+        Not for what ``relays`` keeps, which is as it came.
+
+        Raises:
+            FloretError: it cannot be; the client is refused.
+        """
+        return arrays
 
     def accumulate(self, client: Client, arrays: NamedArrays, samples: int) -> None:
         """Take in what a client sent, after it was checked against ``uplink``: add it to the aggregate."""
@@ -468,6 +484,7 @@ class FloretStrategy(Method, Strategy):
         payload = filtered(
             Payload(MessageType.TRAIN, client.name, server_round, arrays, reply.samples, reply.metrics), self._filters
         )
+        payload = replace(payload, tensors=self.decoded(client, payload.tensors))
         sizes = self._sizes(payload)
         as_it_came = dict(reply.record) if self.relays and payload.tensors is arrays else None
         return _Reply(client, payload, as_it_came, reply.metrics, reply.up, sizes)
@@ -488,7 +505,7 @@ class FloretStrategy(Method, Strategy):
                 for name, array in payload.tensors.items():
                     check_finite(name, array)
                 raise FloretError(f"its update of {group} is too large to be measured; it is refused")
-        return sizes
+        return {group: size for group, size in sizes.items() if group not in self.statistics}
 
     def _offer(self, reply: "_Reply") -> None:
         """Accept a reply, or hold it until there is something to judge it by.
