@@ -25,19 +25,19 @@ PACKAGES = ("cli", "client_app", "common", "data", "engine", "models", "results"
 # Seconds for one call of pytest: a defect may make a test wait for ever.
 PATIENCE = 900.0
 
+TWO = "tests/test_two_models.py"
+STARTS = "tests/test_starts.py"
+HEADS = "tests/test_heads.py"
+GRAPHS = "tests/test_graphs.py"
+CRITICAL = "tests/test_critical.py"
 KEYS, METHODS, PAPERS, LOSSES = (f"tests/test_{name}.py" for name in ("keys", "methods", "papers", "losses"))
 STATE, RESUME, REPLIES, AGGREGATION = (
     f"tests/test_{name}.py" for name in ("state", "resume", "replies", "aggregation")
 )
-STARTS = "tests/test_starts.py"
 DATA, CONFIG, POLICY, HISTORY = (f"tests/test_{name}.py" for name in ("data", "config", "policy", "history"))
-CRITICAL = "tests/test_critical.py"
 FORMULAS, NAMES, REPORT, REHEARSAL, ENGINE = (
     f"tests/test_{name}.py" for name in ("formulas", "names", "report", "rehearsal", "engine")
 )
-TWO = "tests/test_two_models.py"
-HEADS = "tests/test_heads.py"
-GRAPHS = "tests/test_graphs.py"
 
 
 @dataclass(frozen=True)
@@ -579,12 +579,6 @@ DEFECTS: list[Defect] = [
             f"{KEYS}::test_a_round_is_that_of_a_plain_loop",
         ),
         (
-            "batches of every round have one order",
-            'purpose, self.setting.name, self.message["round"])',
-            "purpose, self.setting.name)",
-            f"{KEYS}::test_the_order_of_batches_is_new_in_every_round",
-        ),
-        (
             "the loss is the last batch's",
             "total += step(batch).detach()",
             "total = step(batch).detach()",
@@ -631,6 +625,12 @@ DEFECTS: list[Defect] = [
             "return lambda batch: [take(tensor, batch.index) for tensor in cached]",
             "return lambda batch: [tensor[: len(batch.y)] for tensor in cached]",
             f"{KEYS}::test_a_loss_has_the_weights_of_the_keys",
+        ),
+        (
+            "batches of every round have one order",
+            'purpose, self.setting.name, self.message["round"])',
+            "purpose, self.setting.name)",
+            f"{KEYS}::test_the_order_of_batches_is_new_in_every_round",
         ),
     ),
     *_of(
@@ -705,288 +705,8 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "methods",
-        "client_app/methods/fedbabu.py",
-        (
-            "FedBABU sends what it fine-tuned",
-            "return self._shared",
-            "return super().upload()",
-            f"{STARTS}::test_fedbabu_shares_the_extractor_of_fedper_with_a_frozen_head",
-        ),
-        (
-            "FedBABU fine-tunes what it trained, not what it received",
-            "        self.load_tensors(start)\n",
-            "",
-            f"{STARTS}::test_fedbabu_fine_tunes_what_it_received_and_keeps_it",
-        ),
-        (
-            "FedBABU trains under the head that was fine-tuned",
-            '        self.load_tensors({f"head.{name}": tensor for name, tensor in common.items()})\n',
-            "",
-            f"{STARTS}::test_fedbabu_shares_the_extractor_of_fedper_with_a_frozen_head",
-        ),
-    ),
-    *_of(
-        "methods",
-        "client_app/methods/lg_fedavg.py",
-        (
-            "LG-FedAvg: the extractor leaves after the FedAvg rounds",
-            'if self.message["round"] <= self.parameters.fedavg_rounds:',
-            "if self.parameters.fedavg_rounds:",
-            f"{STARTS}::test_lg_fedavg_sends_every_client_the_last_shared_extractor_once",
-        ),
-    ),
-    *_of(
-        "methods",
-        "strategies/lg_fedavg.py",
-        (
-            "LG-FedAvg: who misses the round after the FedAvg rounds never gets their extractor",
-            " or client.name not in self._own:",
-            " + 1:",
-            f"{STARTS}::test_lg_fedavg_sends_every_client_the_last_shared_extractor_once",
-        ),
-        (
-            "LG-FedAvg: a resumed run sends extractors again",
-            "self._own = set(without_prefix(arrays, OWN))",
-            "pass",
-            f"{STARTS}::test_lg_fedavg_resumed_knows_who_has_an_extractor",
-        ),
-        (
-            "LG-FedAvg: an extractor that is private is averaged all the same",
-            "if (name in arrays) != fedavg:",
-            "if (name in arrays) < fedavg:",
-            f"{STARTS}::test_lg_fedavg_refuses_what_is_not_shared_in_a_round",
-        ),
-    ),
-    *_of(
-        "methods",
-        "client_app/methods/per_fedavg.py",
-        (
-            "Per-FedAvg sends the adapted model",
-            "return self._shared",
-            "return super().upload()",
-            f"{STARTS}::test_per_fedavg_is_that_of_a_plain_loop",
-        ),
-        (
-            "Per-FedAvg: the outer gradient is taken before the inner step",
-            "            moved(weights, start, gradient, -own.inner_lr)\n",
-            "",
-            f"{STARTS}::test_per_fedavg_is_that_of_a_plain_loop",
-        ),
-        (
-            "Per-FedAvg: the difference of gradients is divided by delta",
-            "/ (2 * delta) for a, b",
-            "/ delta for a, b",
-            f"{STARTS}::test_hessian_product_by_hand_and_by_autograd",
-        ),
-        (
-            "Per-FedAvg: the Hessian is taken where the inner step ended",
-            "weights, start, gradient, own.delta, lambda:",
-            "weights, [w.detach().clone() for w in weights], gradient, own.delta, lambda:",
-            f"{STARTS}::test_per_fedavg_is_that_of_a_plain_loop",
-        ),
-    ),
-    *_of(
-        "methods",
-        "client_app/methods/fedala.py",
-        (
-            "FedALA forgets its mixing weights",
-            "self.memory.get(WEIGHT + name, torch.ones_like(p))",
-            "torch.ones_like(p)",
-            f"{STARTS}::test_ala_is_that_of_a_plain_loop",
-        ),
-        (
-            "FedALA: mixing weights are not clipped",
-            ".clamp(0, 1)",
-            "",
-            f"{STARTS}::test_ala_by_hand",
-        ),
-        (
-            "FedALA mixes the global model into an untrained one",
-            "if self.setting.state.round:",
-            "if self.message:",
-            f"{STARTS}::test_fedala_takes_the_global_model_the_first_time_and_keeps_its_weights_to_itself",
-        ),
-        (
-            "FedALA takes its samples from the order of the training",
-            'generator=self.generator("local aggregation")',
-            "generator=self.order",
-            f"{STARTS}::test_fedala_with_weights_that_stay_at_1_is_fedavg",
-        ),
-    ),
-    *_of(
-        "methods",
         "client_app/methods/fedprox.py",
         ("FedProx without the half", "return mu / 2 * torch", "return mu * torch", FORMULAS),
-    ),
-    *_of(
-        "methods",
-        "client_app/methods/ditto.py",
-        (
-            "Ditto: the personal model is held near the shared one as it was trained",
-            "        self.load_tensors(personal)\n",
-            "        self.load_tensors(personal)\n        self.received = self._shared\n",
-            f"{TWO}::test_a_step_of_ditto_by_hand",
-        ),
-        (
-            "Ditto: the shared model is held near the received one, too",
-            "self.model.parameters(), super().loss)",
-            "self.model.parameters())",
-            f"{TWO}::test_what_ditto_shares_is_fedavg",
-        ),
-        (
-            "Ditto: the personal model begins at the received one",
-            "        self.load_tensors(personal)\n",
-            "        self.load_tensors(self.received)\n",
-            f"{TWO}::test_ditto_without_lambda_is_local_beside_fedavg",
-        "strategies/core/simplex.py",
-        (
-            "the step towards a target goes all the way",
-            "moved = now + steps.min() * (target - now)",
-            "moved = target",
-            f"{HEADS}::test_a_combination_meets_the_conditions_for_a_minimum",
-        ),
-    ),
-    *_of(
-        "methods",
-        "client_app/methods/apfl.py",
-        (
-            "APFL: the private model's step lacks the factor of the chain rule",
-            "v.grad = self._alpha * gradient",
-            "v.grad = gradient",
-            f"{TWO}::test_a_step_of_apfl_by_hand",
-        ),
-        (
-            "APFL: what was learned of alpha is forgotten",
-            "        self.memory[ALPHA] = self._alpha\n",
-            "",
-            f"{TWO}::test_a_step_of_apfl_by_hand",
-        ),
-        (
-            "APFL: the client uses the shared model",
-            "        self.load_tensors(model.state_dict())\n",
-            "",
-            f"{TWO}::test_apfl_with_alpha_1_is_local",
-        "strategies/fedpac.py",
-        (
-            "FedPAC: the variance is not divided by the samples",
-            "return max(energy - squares, 0.0) / samples",
-            "return max(energy - squares, 0.0)",
-            f"{HEADS}::test_variance_of_a_head_by_hand",
-        ),
-        (
-            "FedPAC: everybody gets the first client's combination",
-            "products - row - row[:, None] + row[i]",
-            "products - products[0] - products[0][:, None] + products[0, 0]",
-            f"{HEADS}::test_combination_weights_by_hand",
-        ),
-        (
-            "FedPAC: prototypes are averaged by all samples",
-            "self._aggregate.add({name: prototype}, shares[name] * samples)",
-            "self._aggregate.add({name: prototype}, samples)",
-            f"{HEADS}::test_prototypes_are_averaged_by_the_samples_of_their_class",
-        ),
-        (
-            "FedPAC: a combined head is forgotten at a resume",
-            "self._combined.setdefault(client, {})[tensor] = array",
-            "pass",
-            f"{HEADS}::test_combined_heads_survive_a_resume",
-        ),
-    ),
-    *_of(
-        "methods",
-        "client_app/methods/fedpac.py",
-        (
-            "FedPAC: the statistics are those after training",
-            "sent = super().upload() | self._statistics",
-            "means = {name.replace(PREFIX, MEAN): mean for name, mean in self.local_prototypes().items()}\n        "
-            "sent = super().upload() | self._statistics | means",
-            f"{HEADS}::test_statistics_are_of_the_received_extractor",
-        ),
-        (
-            "FedPAC: the head's rate does not decay",
-            'own.head_lr * self.config.lr_decay ** (self.message["round"] - 1)',
-            "own.head_lr",
-            f"{HEADS}::test_fedpac_with_both_switches_off_is_fedrep",
-        ),
-    ),
-    *_of(
-        "methods",
-        "strategies/fedgh.py",
-        (
-            "FedGH: the server trains the model that others begin with",
-            "head = copy.deepcopy(self.model.head)",
-            "head = self.model.head",
-            f"{HEADS}::test_the_server_trains_a_head_of_its_own",
-        ),
-        (
-            "FedGH: the server's head is the initial one in every round",
-            'self.arrays[f"head.{n}"].copy()',
-            'self.initial_arrays()[f"head.{n}"].copy()',
-            f"{HEADS}::test_the_head_goes_on_from_round_to_round",
-        ),
-        (
-            "FedGH: gradients are not clipped",
-            "        nn.utils.clip_grad_norm_(parameters, CLIP)\n",
-            "",
-            f"{HEADS}::test_no_prototype_moves_the_head_far",
-        ),
-    ),
-    *_of(
-        "methods",
-        "client_app/methods/pfedme.py",
-        (
-            "pFedMe: theta is its own anchor, as an alias",
-            "parameter.detach().clone() for name",
-            "parameter.detach() for name",
-            f"{TWO}::test_a_batch_of_pfedme_by_hand",
-        ),
-        (
-            "pFedMe: theta is sent",
-            "tensors = self.copy_tensors() | self._local",
-            "tensors = self.copy_tensors()",
-            f"{TWO}::test_a_batch_of_pfedme_by_hand",
-        ),
-        (
-            "pFedMe: what follows is used and kept",
-            "        return self.run_steps(self.config.local_epochs, step)\n",
-            "        loss = self.run_steps(self.config.local_epochs, step)\n"
-            "        self.load_tensors(self._local)\n        return loss\n",
-            f"{TWO}::test_pfedme_uses_and_keeps_theta_and_sends_what_follows_it",
-        ),
-    ),
-    *_of(
-        "methods",
-        "strategies/pfedme.py",
-        (
-            "key pfedme.beta is ignored",
-            "(1 - beta) * self.arrays[n] + beta * mean[n]",
-            "mean[n]",
-            f"{TWO}::test_the_server_of_pfedme_goes_part_of_the_way",
-        ),
-        (
-            "pFedMe: clients count by their samples",
-            "    weighted = False\n",
-            "",
-            f"{TWO}::test_the_server_of_pfedme_goes_part_of_the_way",
-        "client_app/methods/gpfl.py",
-        (
-            "GPFL: the global route has the personal context",
-            "valve(features, self._global)",
-            "valve(features, self.memory[CONTEXT])",
-            f"{HEADS}::test_the_loss_of_gpfl",
-        ),
-        (
-            "GPFL: the magnitude moves with the embeddings",
-            "self._frozen[batch.y]",
-            "self._embeddings()[batch.y]",
-            f"{HEADS}::test_the_loss_of_gpfl",
-        ),
-        (
-            "GPFL serves without its valve",
-            "        if not self.parameters.valve:\n            return super().serving()",
-            "        if self.parameters.valve:\n            return super().serving()",
-            f"{HEADS}::test_gpfl_predicts_by_the_personal_route",
-        ),
     ),
     *_of(
         "methods",
@@ -1167,130 +887,6 @@ DEFECTS: list[Defect] = [
             "weights = [len(self.data.train), *(samples[i] for i in theirs)]",
             "weights = [1, *(1 for i in theirs)]",
             f"{PAPERS}::test_ua_pdfl_below_every_divergence_is_a_decentralised_fedper",
-        ),
-    ),
-    *_of(
-        "graphs",
-        "strategies/core/graph.py",
-        (
-            "weights by the client's own degree alone",
-            "1 / (1 + max(own, len(graph[peer])))",
-            "1 / (1 + own)",
-            f"{GRAPHS}::test_weights_are_symmetric_and_doubly_stochastic",
-        ),
-        (
-            "a random graph may fall apart",
-            "if degree < 2 or _connected(edges, n):",
-            "if True:",
-            f"{GRAPHS}::test_weights_are_symmetric_and_doubly_stochastic",
-        ),
-        (
-            "an exchange may double an edge",
-            " and not new & there:",
-            ":",
-            f"{GRAPHS}::test_weights_are_symmetric_and_doubly_stochastic",
-        ),
-        (
-            "the lattice is permuted only",
-            "_EXCHANGES = 20",
-            "_EXCHANGES = 0",
-            f"{GRAPHS}::test_every_pair_meets_as_often",
-        ),
-    ),
-    *_of(
-        "graphs",
-        "strategies/core/decentralised.py",
-        (
-            "a neighbour that has not published is forwarded",
-            " if peer in self.post) for client",
-            ") for client",
-            f"{GRAPHS}::test_weights_of_neighbours_that_have_not_published_go_to_the_client",
-        ),
-    ),
-    *_of(
-        "graphs",
-        "client_app/methods/dfedavgm.py",
-        (
-            "key dfedavgm.momentum is ignored",
-            "self.loss, momentum=self.parameters.momentum)",
-            "self.loss)",
-            f"{GRAPHS}::test_the_momentum_is_the_methods_own",
-        ),
-        (
-            "DFedAvgM takes the plain mean",
-            'weights = self.peers(self.shared_names()), self.message.get("weights", [])',
-            "weights = self.peers(self.shared_names()), [1 / (1 + len(self.peers()))] * len(self.peers())",
-            f"{GRAPHS}::test_a_client_takes_the_weighted_mean_over_its_neighbours",
-        ),
-    ),
-    *_of(
-        "graphs",
-        "client_app/methods/dispfl.py",
-        (
-            "DisPFL divides by all neighbours",
-            "        count += mask\n",
-            "        count += 1\n",
-            f"{GRAPHS}::test_masked_mean_by_hand",
-        ),
-        (
-            "DisPFL: the new mask is put on before it is averaged",
-            "            masks = [self.memory[MASK + name], *(",
-            "            masks = [self.memory[NEXT + name], *(",
-            f"{GRAPHS}::test_sparse_tensors_are_averaged_over_those_who_have_them",
-        ),
-        (
-            "DisPFL trains what is outside the mask",
-            "after_step=put_on)",
-            "after_step=None)",
-            f"{GRAPHS}::test_a_personal_model_is_zero_outside_its_mask_which_moves_at_the_next_aggregation",
-        ),
-        (
-            "DisPFL drops the largest weights",
-            "math.inf).argsort(stable=True)[:count]",
-            "math.inf).argsort(stable=True)[-count:]",
-            f"{GRAPHS}::test_a_mask_is_moved_from_small_weights_to_large_scores",
-        ),
-        (
-            "key dispfl.own-masks is ignored",
-            "[self.setting.name] if self.parameters.own_masks else []",
-            "[self.setting.name]",
-            f"{GRAPHS}::test_first_masks_are_each_clients_own_or_the_same",
-        ),
-    ),
-    *_of(
-        "graphs",
-        "strategies/dispfl.py",
-        (
-            "a mask of any size is taken",
-            "            if have != count:",
-            "            if False:",
-            f"{GRAPHS}::test_a_mask_of_another_size_is_refused",
-        ),
-        (
-            "ERK does not share out what whole tensors leave",
-            " - sum(sizes[name] for name in whole)\n",
-            "\n",
-            f"{GRAPHS}::test_kept_elements_by_hand",
-        ),
-    ),
-    *_of(
-        "graphs",
-        "results/history.py",
-        (
-            "peers are not read back",
-            'peers=_names(record.get("peers")),',
-            "peers=(),",
-            f"{GRAPHS}::test_peers_are_written_and_read",
-        ),
-    ),
-    *_of(
-        "graphs",
-        "results/report_charts.py",
-        (
-            "an edge is drawn alike however often it was used",
-            "counts[pair] = counts.get(pair, 0) + 1",
-            "counts[pair] = 1",
-            f"{GRAPHS}::test_an_edge_is_as_opaque_as_it_was_used_often",
         ),
     ),
     *_of(
@@ -1475,66 +1071,6 @@ DEFECTS: list[Defect] = [
         ),
     ),
     *_of(
-        "criticalfl",
-        "strategies/criticalfl.py",
-        (
-            "one client's gradient norm decides alone",
-            "    most = MOST_TIMES * median(norms)\n",
-            "    most = math.inf\n",
-            f"{CRITICAL}::test_one_norm_counts_for_twice_the_median_at_most",
-        ),
-        (
-            "a weight that nobody sent becomes 0",
-            "{name: array.copy() for name, array in before.items()}",
-            "{name: np.zeros_like(array) for name, array in before.items()}",
-            f"{CRITICAL}::test_a_sparse_mean_by_hand",
-        ),
-        (
-            "clients are doubled again after there were as many as may be",
-            "if self.critical and not self.reached:",
-            "if self.critical:",
-            f"{CRITICAL}::test_critical_periods_by_hand",
-        ),
-        (
-            "a resumed run forgets the last norm",
-            '(self._norm,) = arrays["norm"].tolist()',
-            "pass",
-            f"{CRITICAL}::test_a_resumed_run_goes_on_in_its_period",
-        ),
-    ),
-    *_of(
-        "criticalfl",
-        "strategies/criticalfl.py",
-        (
-            "what did not travel counts as a change to 0",
-            "return {**arrays, **filled}",
-            "return arrays",
-            f"{CRITICAL}::test_what_is_left_out_is_no_change",
-        ),
-    ),
-    *_of(
-        "fedpa",
-        "strategies/fedpa.py",
-        (
-            "the generator seeks the prototypes",
-            "loss = loss - own.adversarial_weight",
-            "loss = loss + own.adversarial_weight",
-            f"{CRITICAL}::test_features_keep_away_from_the_prototypes_as_the_key_says",
-        ),
-        (
-            "prototypes do not count by the samples of the class",
-            "self.weight(samples) * int(counts[label]) / int(counts.sum())",
-            "self.weight(samples)",
-            f"{CRITICAL}::test_prototypes_are_means_by_samples_of_the_class",
-        ),
-        (
-            "a resumed run forgets the generator's moments",
-            "        self._moments = arrays\n",
-            "        pass\n",
-            f"{CRITICAL}::test_moments_of_the_generator_survive",
-        ),
-    ),
-    *_of(
         "delivery",
         "server_app/delivery.py",
         (
@@ -1586,6 +1122,478 @@ DEFECTS: list[Defect] = [
             "        self._new[client] = Mail(server_round, dict(arrays))\n",
             "        self._kept[client] = Mail(server_round, dict(arrays))\n",
             f"{FORMULAS}::test_mail_is_given_out_from_the_next_round_on",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/ditto.py",
+        (
+            "Ditto: the personal model is held near the shared one as it was trained",
+            "        self.load_tensors(personal)\n",
+            "        self.load_tensors(personal)\n        self.received = self._shared\n",
+            f"{TWO}::test_a_step_of_ditto_by_hand",
+        ),
+        (
+            "Ditto: the shared model is held near the received one, too",
+            "self.model.parameters(), super().loss)",
+            "self.model.parameters())",
+            f"{TWO}::test_what_ditto_shares_is_fedavg",
+        ),
+        (
+            "Ditto: the personal model begins at the received one",
+            "        self.load_tensors(personal)\n",
+            "        self.load_tensors(self.received)\n",
+            f"{TWO}::test_ditto_without_lambda_is_local_beside_fedavg",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/apfl.py",
+        (
+            "APFL: the private model's step lacks the factor of the chain rule",
+            "v.grad = self._alpha * gradient",
+            "v.grad = gradient",
+            f"{TWO}::test_a_step_of_apfl_by_hand",
+        ),
+        (
+            "APFL: what was learned of alpha is forgotten",
+            "        self.memory[ALPHA] = self._alpha\n",
+            "",
+            f"{TWO}::test_a_step_of_apfl_by_hand",
+        ),
+        (
+            "APFL: the client uses the shared model",
+            "        self.load_tensors(model.state_dict())\n",
+            "",
+            f"{TWO}::test_apfl_with_alpha_1_is_local",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/pfedme.py",
+        (
+            "pFedMe: theta is its own anchor, as an alias",
+            "parameter.detach().clone() for name",
+            "parameter.detach() for name",
+            f"{TWO}::test_a_batch_of_pfedme_by_hand",
+        ),
+        (
+            "pFedMe: theta is sent",
+            "tensors = self.copy_tensors() | self._local",
+            "tensors = self.copy_tensors()",
+            f"{TWO}::test_a_batch_of_pfedme_by_hand",
+        ),
+        (
+            "pFedMe: what follows is used and kept",
+            "        return self.run_steps(self.config.local_epochs, step)\n",
+            "        loss = self.run_steps(self.config.local_epochs, step)\n"
+            "        self.load_tensors(self._local)\n        return loss\n",
+            f"{TWO}::test_pfedme_uses_and_keeps_theta_and_sends_what_follows_it",
+        ),
+    ),
+    *_of(
+        "methods",
+        "strategies/pfedme.py",
+        (
+            "key pfedme.beta is ignored",
+            "(1 - beta) * self.arrays[n] + beta * mean[n]",
+            "mean[n]",
+            f"{TWO}::test_the_server_of_pfedme_goes_part_of_the_way",
+        ),
+        (
+            "pFedMe: clients count by their samples",
+            "    weighted = False\n",
+            "",
+            f"{TWO}::test_the_server_of_pfedme_goes_part_of_the_way",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/fedbabu.py",
+        (
+            "FedBABU sends what it fine-tuned",
+            "return self._shared",
+            "return super().upload()",
+            f"{STARTS}::test_fedbabu_shares_the_extractor_of_fedper_with_a_frozen_head",
+        ),
+        (
+            "FedBABU fine-tunes what it trained, not what it received",
+            "        self.load_tensors(start)\n",
+            "",
+            f"{STARTS}::test_fedbabu_fine_tunes_what_it_received_and_keeps_it",
+        ),
+        (
+            "FedBABU trains under the head that was fine-tuned",
+            '        self.load_tensors({f"head.{name}": tensor for name, tensor in common.items()})\n',
+            "",
+            f"{STARTS}::test_fedbabu_shares_the_extractor_of_fedper_with_a_frozen_head",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/lg_fedavg.py",
+        (
+            "LG-FedAvg: the extractor leaves after the FedAvg rounds",
+            'if self.message["round"] <= self.parameters.fedavg_rounds:',
+            "if self.parameters.fedavg_rounds:",
+            f"{STARTS}::test_lg_fedavg_sends_every_client_the_last_shared_extractor_once",
+        ),
+    ),
+    *_of(
+        "methods",
+        "strategies/lg_fedavg.py",
+        (
+            "LG-FedAvg: who misses the round after the FedAvg rounds never gets their extractor",
+            " or client.name not in self._own:",
+            " + 1:",
+            f"{STARTS}::test_lg_fedavg_sends_every_client_the_last_shared_extractor_once",
+        ),
+        (
+            "LG-FedAvg: a resumed run sends extractors again",
+            "self._own = set(without_prefix(arrays, OWN))",
+            "pass",
+            f"{STARTS}::test_lg_fedavg_resumed_knows_who_has_an_extractor",
+        ),
+        (
+            "LG-FedAvg: an extractor that is private is averaged all the same",
+            "if (name in arrays) != fedavg:",
+            "if (name in arrays) < fedavg:",
+            f"{STARTS}::test_lg_fedavg_refuses_what_is_not_shared_in_a_round",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/per_fedavg.py",
+        (
+            "Per-FedAvg sends the adapted model",
+            "return self._shared",
+            "return super().upload()",
+            f"{STARTS}::test_per_fedavg_is_that_of_a_plain_loop",
+        ),
+        (
+            "Per-FedAvg: the outer gradient is taken before the inner step",
+            "            moved(weights, start, gradient, -own.inner_lr)\n",
+            "",
+            f"{STARTS}::test_per_fedavg_is_that_of_a_plain_loop",
+        ),
+        (
+            "Per-FedAvg: the difference of gradients is divided by delta",
+            "/ (2 * delta) for a, b",
+            "/ delta for a, b",
+            f"{STARTS}::test_hessian_product_by_hand_and_by_autograd",
+        ),
+        (
+            "Per-FedAvg: the Hessian is taken where the inner step ended",
+            "weights, start, gradient, own.delta, lambda:",
+            "weights, [w.detach().clone() for w in weights], gradient, own.delta, lambda:",
+            f"{STARTS}::test_per_fedavg_is_that_of_a_plain_loop",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/fedala.py",
+        (
+            "FedALA forgets its mixing weights",
+            "self.memory.get(WEIGHT + name, torch.ones_like(p))",
+            "torch.ones_like(p)",
+            f"{STARTS}::test_ala_is_that_of_a_plain_loop",
+        ),
+        (
+            "FedALA: mixing weights are not clipped",
+            ".clamp(0, 1)",
+            "",
+            f"{STARTS}::test_ala_by_hand",
+        ),
+        (
+            "FedALA mixes the global model into an untrained one",
+            "if self.setting.state.round:",
+            "if self.message:",
+            f"{STARTS}::test_fedala_takes_the_global_model_the_first_time_and_keeps_its_weights_to_itself",
+        ),
+        (
+            "FedALA takes its samples from the order of the training",
+            'generator=self.generator("local aggregation")',
+            "generator=self.order",
+            f"{STARTS}::test_fedala_with_weights_that_stay_at_1_is_fedavg",
+        ),
+    ),
+    *_of(
+        "methods",
+        "strategies/core/simplex.py",
+        (
+            "the step towards a target goes all the way",
+            "moved = now + steps.min() * (target - now)",
+            "moved = target",
+            f"{HEADS}::test_a_combination_meets_the_conditions_for_a_minimum",
+        ),
+    ),
+    *_of(
+        "methods",
+        "strategies/fedpac.py",
+        (
+            "FedPAC: the variance is not divided by the samples",
+            "return max(energy - squares, 0.0) / samples",
+            "return max(energy - squares, 0.0)",
+            f"{HEADS}::test_variance_of_a_head_by_hand",
+        ),
+        (
+            "FedPAC: everybody gets the first client's combination",
+            "products - row - row[:, None] + row[i]",
+            "products - products[0] - products[0][:, None] + products[0, 0]",
+            f"{HEADS}::test_combination_weights_by_hand",
+        ),
+        (
+            "FedPAC: prototypes are averaged by all samples",
+            "self._aggregate.add({name: prototype}, shares[name] * samples)",
+            "self._aggregate.add({name: prototype}, samples)",
+            f"{HEADS}::test_prototypes_are_averaged_by_the_samples_of_their_class",
+        ),
+        (
+            "FedPAC: a combined head is forgotten at a resume",
+            "self._combined.setdefault(client, {})[tensor] = array",
+            "pass",
+            f"{HEADS}::test_combined_heads_survive_a_resume",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/fedpac.py",
+        (
+            "FedPAC: the statistics are those after training",
+            "sent = super().upload() | self._statistics",
+            "means = {name.replace(PREFIX, MEAN): mean for name, mean in self.local_prototypes().items()}\n        "
+            "sent = super().upload() | self._statistics | means",
+            f"{HEADS}::test_statistics_are_of_the_received_extractor",
+        ),
+        (
+            "FedPAC: the head's rate does not decay",
+            'own.head_lr * self.config.lr_decay ** (self.message["round"] - 1)',
+            "own.head_lr",
+            f"{HEADS}::test_fedpac_with_both_switches_off_is_fedrep",
+        ),
+    ),
+    *_of(
+        "methods",
+        "strategies/fedgh.py",
+        (
+            "FedGH: the server trains the model that others begin with",
+            "head = copy.deepcopy(self.model.head)",
+            "head = self.model.head",
+            f"{HEADS}::test_the_server_trains_a_head_of_its_own",
+        ),
+        (
+            "FedGH: the server's head is the initial one in every round",
+            'self.arrays[f"head.{n}"].copy()',
+            'self.initial_arrays()[f"head.{n}"].copy()',
+            f"{HEADS}::test_the_head_goes_on_from_round_to_round",
+        ),
+        (
+            "FedGH: gradients are not clipped",
+            "        nn.utils.clip_grad_norm_(parameters, CLIP)\n",
+            "",
+            f"{HEADS}::test_no_prototype_moves_the_head_far",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/gpfl.py",
+        (
+            "GPFL: the global route has the personal context",
+            "valve(features, self._global)",
+            "valve(features, self.memory[CONTEXT])",
+            f"{HEADS}::test_the_loss_of_gpfl",
+        ),
+        (
+            "GPFL: the magnitude moves with the embeddings",
+            "self._frozen[batch.y]",
+            "self._embeddings()[batch.y]",
+            f"{HEADS}::test_the_loss_of_gpfl",
+        ),
+        (
+            "GPFL serves without its valve",
+            "        if not self.parameters.valve:\n            return super().serving()",
+            "        if self.parameters.valve:\n            return super().serving()",
+            f"{HEADS}::test_gpfl_predicts_by_the_personal_route",
+        ),
+    ),
+    *_of(
+        "graphs",
+        "strategies/core/graph.py",
+        (
+            "weights by the client's own degree alone",
+            "1 / (1 + max(own, len(graph[peer])))",
+            "1 / (1 + own)",
+            f"{GRAPHS}::test_weights_are_symmetric_and_doubly_stochastic",
+        ),
+        (
+            "a random graph may fall apart",
+            "if degree < 2 or _connected(edges, n):",
+            "if True:",
+            f"{GRAPHS}::test_weights_are_symmetric_and_doubly_stochastic",
+        ),
+        (
+            "an exchange may double an edge",
+            " and not new & there:",
+            ":",
+            f"{GRAPHS}::test_weights_are_symmetric_and_doubly_stochastic",
+        ),
+        (
+            "the lattice is permuted only",
+            "_EXCHANGES = 20",
+            "_EXCHANGES = 0",
+            f"{GRAPHS}::test_every_pair_meets_as_often",
+        ),
+    ),
+    *_of(
+        "graphs",
+        "strategies/core/decentralised.py",
+        (
+            "a neighbour that has not published is forwarded",
+            " if peer in self.post) for client",
+            ") for client",
+            f"{GRAPHS}::test_weights_of_neighbours_that_have_not_published_go_to_the_client",
+        ),
+    ),
+    *_of(
+        "graphs",
+        "client_app/methods/dfedavgm.py",
+        (
+            "key dfedavgm.momentum is ignored",
+            "self.loss, momentum=self.parameters.momentum)",
+            "self.loss)",
+            f"{GRAPHS}::test_the_momentum_is_the_methods_own",
+        ),
+        (
+            "DFedAvgM takes the plain mean",
+            'weights = self.peers(self.shared_names()), self.message.get("weights", [])',
+            "weights = self.peers(self.shared_names()), [1 / (1 + len(self.peers()))] * len(self.peers())",
+            f"{GRAPHS}::test_a_client_takes_the_weighted_mean_over_its_neighbours",
+        ),
+    ),
+    *_of(
+        "graphs",
+        "client_app/methods/dispfl.py",
+        (
+            "DisPFL divides by all neighbours",
+            "        count += mask\n",
+            "        count += 1\n",
+            f"{GRAPHS}::test_masked_mean_by_hand",
+        ),
+        (
+            "DisPFL: the new mask is put on before it is averaged",
+            "            masks = [self.memory[MASK + name], *(",
+            "            masks = [self.memory[NEXT + name], *(",
+            f"{GRAPHS}::test_sparse_tensors_are_averaged_over_those_who_have_them",
+        ),
+        (
+            "DisPFL trains what is outside the mask",
+            "after_step=put_on)",
+            "after_step=None)",
+            f"{GRAPHS}::test_a_personal_model_is_zero_outside_its_mask_which_moves_at_the_next_aggregation",
+        ),
+        (
+            "DisPFL drops the largest weights",
+            "math.inf).argsort(stable=True)[:count]",
+            "math.inf).argsort(stable=True)[-count:]",
+            f"{GRAPHS}::test_a_mask_is_moved_from_small_weights_to_large_scores",
+        ),
+        (
+            "key dispfl.own-masks is ignored",
+            "[self.setting.name] if self.parameters.own_masks else []",
+            "[self.setting.name]",
+            f"{GRAPHS}::test_first_masks_are_each_clients_own_or_the_same",
+        ),
+    ),
+    *_of(
+        "graphs",
+        "strategies/dispfl.py",
+        (
+            "a mask of any size is taken",
+            "            if have != count:",
+            "            if False:",
+            f"{GRAPHS}::test_a_mask_of_another_size_is_refused",
+        ),
+        (
+            "ERK does not share out what whole tensors leave",
+            " - sum(sizes[name] for name in whole)\n",
+            "\n",
+            f"{GRAPHS}::test_kept_elements_by_hand",
+        ),
+    ),
+    *_of(
+        "graphs",
+        "results/history.py",
+        (
+            "peers are not read back",
+            'peers=_names(record.get("peers")),',
+            "peers=(),",
+            f"{GRAPHS}::test_peers_are_written_and_read",
+        ),
+    ),
+    *_of(
+        "graphs",
+        "results/report_charts.py",
+        (
+            "an edge is drawn alike however often it was used",
+            "counts[pair] = counts.get(pair, 0) + 1",
+            "counts[pair] = 1",
+            f"{GRAPHS}::test_an_edge_is_as_opaque_as_it_was_used_often",
+        ),
+    ),
+    *_of(
+        "criticalfl",
+        "strategies/criticalfl.py",
+        (
+            "one client's gradient norm decides alone",
+            "    most = MOST_TIMES * median(norms)\n",
+            "    most = math.inf\n",
+            f"{CRITICAL}::test_one_norm_counts_for_twice_the_median_at_most",
+        ),
+        (
+            "a weight that nobody sent becomes 0",
+            "{name: array.copy() for name, array in before.items()}",
+            "{name: np.zeros_like(array) for name, array in before.items()}",
+            f"{CRITICAL}::test_a_sparse_mean_by_hand",
+        ),
+        (
+            "clients are doubled again after there were as many as may be",
+            "if self.critical and not self.reached:",
+            "if self.critical:",
+            f"{CRITICAL}::test_critical_periods_by_hand",
+        ),
+        (
+            "a resumed run forgets the last norm",
+            '(self._norm,) = arrays["norm"].tolist()',
+            "pass",
+            f"{CRITICAL}::test_a_resumed_run_goes_on_in_its_period",
+        ),
+        (
+            "what did not travel counts as a change to 0",
+            "return {**arrays, **filled}",
+            "return arrays",
+            f"{CRITICAL}::test_what_is_left_out_is_no_change",
+        ),
+    ),
+    *_of(
+        "fedpa",
+        "strategies/fedpa.py",
+        (
+            "the generator seeks the prototypes",
+            "loss = loss - own.adversarial_weight",
+            "loss = loss + own.adversarial_weight",
+            f"{CRITICAL}::test_features_keep_away_from_the_prototypes_as_the_key_says",
+        ),
+        (
+            "prototypes do not count by the samples of the class",
+            "self.weight(samples) * int(counts[label]) / int(counts.sum())",
+            "self.weight(samples)",
+            f"{CRITICAL}::test_prototypes_are_means_by_samples_of_the_class",
+        ),
+        (
+            "a resumed run forgets the generator's moments",
+            "        self._moments = arrays\n",
+            "        pass\n",
+            f"{CRITICAL}::test_moments_of_the_generator_survive",
         ),
     ),
 ]
