@@ -62,7 +62,7 @@ class APFL(FloretClient):
             model.zero_grad()
             with self.autocast():
                 own_loss, loss = self.loss(batch), F.cross_entropy(model(batch.x), batch.y)
-            (own_loss + loss).backward()
+            (own_loss + loss).backward()  # type: ignore[no-untyped-call]
             gradients = [m.grad for m in mixed if m.grad is not None]
             for v, gradient in zip(private, gradients, strict=True):
                 v.grad = self._alpha * gradient
