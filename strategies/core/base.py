@@ -190,6 +190,16 @@ class FloretStrategy(Method, Strategy):
         """Make ready to take in what clients send; called before the first reply of a round."""
         self._aggregate = self._new_aggregate()
 
+    def decoded(self, client: Client, arrays: NamedArrays) -> NamedArrays:
+        """Return what a client sent as it is measured and aggregated: what it sent, unless it travels in another form.
+
+        Not for what ``relays`` keeps, which is as it came.
+
+        Raises:
+            FloretError: it cannot be; the client is refused.
+        """
+        return arrays
+
     def accumulate(self, client: Client, arrays: NamedArrays, samples: int) -> None:
         """Take in what a client sent, after it was checked against ``uplink``: add it to the aggregate."""
         self._aggregate.add(arrays, self.weight(samples))
@@ -304,7 +314,11 @@ class FloretStrategy(Method, Strategy):
     # What methods use
 
     def ask(
-        self, questions: Mapping[str, Mapping[str, np.ndarray | Array]], server_round: int, grid: Grid
+        self,
+        questions: Mapping[str, Mapping[str, np.ndarray | Array]],
+        server_round: int,
+        grid: Grid,
+        told: Mapping[str, Any] | None = None,
     ) -> Iterator[tuple[Client, Mapping[str, Any]]]:
         """Send clients a question, to be called in ``prepare``, and yield each with what its ``plan`` returned.
 
@@ -314,12 +328,13 @@ class FloretStrategy(Method, Strategy):
             questions: by the client's name, the tensors that it is sent.
             server_round: the present round.
             grid: what messages go through.
+            told: scalars and lists of scalars that all of them are sent beside the tensors.
         """
         kind = f"{MessageType.QUERY}.plan"
         for name in questions:
             self._asked.setdefault(name, 0)
         messages = (
-            self._message(self.roster[name], kind, self._pack(tensors), server_round, ConfigRecord())
+            self._message(self.roster[name], kind, self._pack(tensors), server_round, ConfigRecord({**(told or {})}))
             for name, tensors in questions.items()
         )
         waiting = set(questions)
@@ -448,6 +463,7 @@ class FloretStrategy(Method, Strategy):
         payload = filtered(
             Payload(MessageType.TRAIN, client.name, server_round, arrays, reply.samples, reply.metrics), self._filters
         )
+        payload = replace(payload, tensors=self.decoded(client, payload.tensors))
         sizes = self._sizes(payload)
         as_it_came = dict(reply.record) if self.relays and payload.tensors is arrays else None
         return _Reply(client, payload, as_it_came, reply.metrics, reply.up, sizes)
