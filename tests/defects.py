@@ -26,6 +26,7 @@ PACKAGES = ("cli", "client_app", "common", "data", "engine", "models", "results"
 PATIENCE = 900.0
 
 KEYS, METHODS, PAPERS, LOSSES = (f"tests/test_{name}.py" for name in ("keys", "methods", "papers", "losses"))
+COLLABORATORS = "tests/test_collaborators.py"
 STATE, RESUME, REPLIES, AGGREGATION = (
     f"tests/test_{name}.py" for name in ("state", "resume", "replies", "aggregation")
 )
@@ -830,6 +831,83 @@ DEFECTS: list[Defect] = [
             "loss + self.parameters.lambda_ * head_norm",
             "loss + 0.02 * head_norm",
             f"{KEYS}::test_a_loss_has_the_weights_of_the_keys",
+        ),
+    ),
+    *_of(
+        "methods",
+        "strategies/fedkd.py",
+        (
+            "FedKD keeps no singular value where it needs all",
+            "    return min(int((sums <= energy * sums[-1]).sum()) + 1, len(sums)) if sums[-1] > 0 else 1",
+            "    return int((sums <= energy * sums[-1]).sum()) + 1 if sums[-1] > 0 else 0",
+            f"{COLLABORATORS}::test_ranks_by_hand",
+        ),
+        (
+            "FedKD: who was refused counts as having what it had before",
+            "has = {client.name: self._has.pop(client.name, NOTHING)",
+            "has = {client.name: self._has.get(client.name, NOTHING)",
+            f"{COLLABORATORS}::test_a_client_whose_reply_was_lost_is_sent_the_whole_student "
+            f"{COLLABORATORS}::test_who_has_the_student_is_sent_nothing",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/fedkd.py",
+        (
+            "FedKD keeps the student that it trained",
+            "        self.load_tensors(self._before)\n",
+            "",
+            f"{COLLABORATORS}::test_the_global_student_is_that_of_the_server_at_each_client",
+        ),
+        (
+            "FedKD: the weight of its losses has a gradient",
+            "(teacher + student).detach()",
+            "(teacher + student)",
+            f"{COLLABORATORS}::test_divergence_and_intensity_by_hand",
+        ),
+    ),
+    *_of(
+        "methods",
+        "strategies/fedcac.py",
+        (
+            "FedCAC: masks of any size are taken",
+            "            if count != due:",
+            "            if count < 0:",
+            f"{COLLABORATORS}::test_a_mask_of_everything_or_nothing_is_refused_and_leaves_nothing_behind",
+        ),
+        (
+            "FedCAC: collaborators for ever",
+            "if progress > 1 or not pairs.size:",
+            "if not pairs.size:",
+            f"{COLLABORATORS}::test_collaborators_by_hand",
+        ),
+        (
+            "FedCAC leaves a client out of its own mean",
+            "for name in (client.name, *self._near[client.name]):",
+            "for name in self._near[client.name] or [client.name]:",
+            f"{COLLABORATORS}::test_each_client_is_sent_its_critical_elements_from_those_like_it",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/apple.py",
+        (
+            "APPLE: the core model has the gradient of the mixture",
+            "core.grad = relationships[own] * gradient",
+            "core.grad = gradient.clone()",
+            f"{COLLABORATORS}::test_a_step_on_core_model_and_relationships_is_that_of_the_gradient",
+        ),
+        (
+            "APPLE: the proximal term has half its gradient",
+            "+ 2 * weight * apart",
+            "+ weight * apart",
+            f"{COLLABORATORS}::test_a_step_on_core_model_and_relationships_is_that_of_the_gradient",
+        ),
+        (
+            "APPLE forgets what it downloaded",
+            "        if self.parameters.downloads:\n",
+            "        if False:\n",
+            f"{COLLABORATORS}::test_a_client_downloads_no_more_than_it_may_and_first_what_is_new",
         ),
     ),
     *_of(
