@@ -74,7 +74,7 @@ class APPLE(FloretStrategy):
         """Note whose core models each client is sent; ask it which ones if they are more than ``downloads``."""
         published, most = list(self.post), self.parameters.downloads
         self._sent = {client.name: [name for name in published if name != client.name] for client in clients}
-        asked = {name: {} for name, peers in self._sent.items() if 0 < most < len(peers)}
+        asked: dict[str, dict[str, Array]] = {name: {} for name, peers in self._sent.items() if 0 < most < len(peers)}
         chosen = {name: peers for name, peers in self._sent.items() if name not in asked}
         for client, answer in self.ask(asked, server_round, grid, {"published": published}):
             try:

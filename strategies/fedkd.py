@@ -1,5 +1,6 @@
 """FedKD (Wu et al. 2022): a private teacher and a shared student, whose updates travel as factors of low rank."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -56,7 +57,7 @@ def rank_for(singular: Tensor, energy: float) -> int:
 
 def matrix_sides(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return rows and columns of a tensor as a matrix: a kernel (O, I, h, w) is (O, I h w)."""
-    return shape[0], int(np.prod(shape[1:]))
+    return shape[0], math.prod(shape[1:])
 
 
 def most_rank(shape: tuple[int, ...]) -> int:
