@@ -460,7 +460,8 @@ class FloretClient(NumPyClient):
 
     def training_batches(self) -> Iterable[Batch]:
         """Return the batches of one epoch, in the next order of this client and round."""
-        no_single = any(isinstance(module, _BatchNorm) for module in self.model.modules())
+        networks = (self.model, *self.networks.values())
+        no_single = any(isinstance(module, _BatchNorm) for network in networks for module in network.modules())
         return epoch(self.data.train, self.config.batch_size, self.order, no_single=no_single)
 
     def frozen_extractor(self) -> Stack:

@@ -1,7 +1,7 @@
 """Networks that split into an extractor and a head, and the names of their tensors."""
 
 from models.attention import CBAM, CrossLayerFusion
-from models.build import MODELS, Head, build_model, count_values, head_layers, initialise, last_layers
+from models.build import MODELS, Head, build_model, count_values, gain_of, head_layers, initialise, last_layers
 from models.names import Part, batch_norm_names, tensor_names
 from models.split import SplitModel, Stack, output_widths
 
@@ -16,6 +16,7 @@ __all__ = [
     "batch_norm_names",
     "build_model",
     "count_values",
+    "gain_of",
     "head_layers",
     "initialise",
     "last_layers",

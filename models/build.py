@@ -31,6 +31,11 @@ _GAINS = {"vgg11": math.sqrt(6)}
 MODELS: dict[str, str] = {name: (builder.__doc__ or "").split("\n")[0] for name, builder in BUILDERS.items()}
 
 
+def gain_of(name: str) -> float:
+    """Return by what ``initialise`` multiplies the first weights of a model's layers."""
+    return _GAINS.get(name, 1.0)
+
+
 def head_layers(name: str, input_shape: tuple[int, ...], head: Head) -> int:
     """Return the number of layers in the head: 1 for ``"last"``; for ``"linear"`` all linear ones at the end.
 
@@ -69,7 +74,7 @@ def build_model(
     empty = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in model.state_dict().items()}
     model.load_state_dict(empty, assign=True)
     if generator is not None:
-        initialise(model, generator, _GAINS.get(name, 1.0))
+        initialise(model, generator, gain_of(name))
     return model
 
 

@@ -29,6 +29,7 @@ TWO = "tests/test_two_models.py"
 STARTS = "tests/test_starts.py"
 HEADS = "tests/test_heads.py"
 GRAPHS = "tests/test_graphs.py"
+COLLABORATORS = "tests/test_collaborators.py"
 CRITICAL = "tests/test_critical.py"
 KEYS, METHODS, PAPERS, LOSSES = (f"tests/test_{name}.py" for name in ("keys", "methods", "papers", "losses"))
 STATE, RESUME, REPLIES, AGGREGATION = (
@@ -630,6 +631,12 @@ DEFECTS: list[Defect] = [
             "batches of every round have one order",
             'purpose, self.setting.name, self.message["round"])',
             "purpose, self.setting.name)",
+            f"{KEYS}::test_the_order_of_batches_is_new_in_every_round",
+        ),
+        (
+            "batches of every round have one order",
+            '"batches", self.setting.name, config["round"])',
+            '"batches", self.setting.name)',
             f"{KEYS}::test_the_order_of_batches_is_new_in_every_round",
         ),
     ),
@@ -1538,6 +1545,83 @@ DEFECTS: list[Defect] = [
             "counts[pair] = counts.get(pair, 0) + 1",
             "counts[pair] = 1",
             f"{GRAPHS}::test_an_edge_is_as_opaque_as_it_was_used_often",
+        ),
+    ),
+    *_of(
+        "methods",
+        "strategies/fedkd.py",
+        (
+            "FedKD keeps no singular value where it needs all",
+            "    return min(int((sums <= energy * sums[-1]).sum()) + 1, len(sums)) if sums[-1] > 0 else 1",
+            "    return int((sums <= energy * sums[-1]).sum()) + 1 if sums[-1] > 0 else 0",
+            f"{COLLABORATORS}::test_ranks_by_hand",
+        ),
+        (
+            "FedKD: who was refused counts as having what it had before",
+            "has = {client.name: self._has.pop(client.name, NOTHING)",
+            "has = {client.name: self._has.get(client.name, NOTHING)",
+            f"{COLLABORATORS}::test_a_client_whose_reply_was_lost_is_sent_the_whole_student "
+            f"{COLLABORATORS}::test_who_has_the_student_is_sent_nothing",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/fedkd.py",
+        (
+            "FedKD keeps the student that it trained",
+            "        self.load_tensors(self._before)\n",
+            "",
+            f"{COLLABORATORS}::test_the_global_student_is_that_of_the_server_at_each_client",
+        ),
+        (
+            "FedKD: the weight of its losses has a gradient",
+            "(teacher + student).detach()",
+            "(teacher + student)",
+            f"{COLLABORATORS}::test_divergence_and_intensity_by_hand",
+        ),
+    ),
+    *_of(
+        "methods",
+        "strategies/fedcac.py",
+        (
+            "FedCAC: masks of any size are taken",
+            "            if count != due:",
+            "            if count < 0:",
+            f"{COLLABORATORS}::test_a_mask_of_everything_or_nothing_is_refused_and_leaves_nothing_behind",
+        ),
+        (
+            "FedCAC: collaborators for ever",
+            "if progress > 1 or not pairs.size:",
+            "if not pairs.size:",
+            f"{COLLABORATORS}::test_collaborators_by_hand",
+        ),
+        (
+            "FedCAC leaves a client out of its own mean",
+            "for name in (client.name, *self._near[client.name]):",
+            "for name in self._near[client.name] or [client.name]:",
+            f"{COLLABORATORS}::test_each_client_is_sent_its_critical_elements_from_those_like_it",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/apple.py",
+        (
+            "APPLE: the core model has the gradient of the mixture",
+            "core.grad = relationships[own] * gradient",
+            "core.grad = gradient.clone()",
+            f"{COLLABORATORS}::test_a_step_on_core_model_and_relationships_is_that_of_the_gradient",
+        ),
+        (
+            "APPLE: the proximal term has half its gradient",
+            "+ 2 * weight * apart",
+            "+ weight * apart",
+            f"{COLLABORATORS}::test_a_step_on_core_model_and_relationships_is_that_of_the_gradient",
+        ),
+        (
+            "APPLE forgets what it downloaded",
+            "        if self.parameters.downloads:\n",
+            "        if False:\n",
+            f"{COLLABORATORS}::test_a_client_downloads_no_more_than_it_may_and_first_what_is_new",
         ),
     ),
     *_of(

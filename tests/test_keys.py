@@ -584,6 +584,7 @@ STARTS = "tests/test_starts.py"
 HEADS = "tests/test_heads.py"
 GRAPHS = "tests/test_graphs.py"
 CRITICAL = "tests/test_critical.py"
+COLLABORATORS = "tests/test_collaborators.py"
 # What fails when a key does nothing; `python -m tests.defects` plants what else a key may do wrong.
 COVERED = {
     "method": "tests/test_methods.py::test_bytes_are_those_of_the_formula",
@@ -692,6 +693,19 @@ COVERED = {
     "gpfl.mu": f"{HEADS}::test_mu_is_the_weight_decay_of_valve_and_embeddings",
     "fedproto.lambda": LOSS,
     "fedproto.inference": f"{HERE}::test_fedproto_predicts_by_what_inference_says",
+    "fedkd.student-model": f"{COLLABORATORS}::test_the_student_may_be_another_model",
+    "fedkd.energy-start": f"{COLLABORATORS}::test_fedkd_without_its_losses_is_local_and_fedavg",
+    "fedkd.energy-end": f"{COLLABORATORS}::test_fedkd_without_its_losses_is_local_and_fedavg",
+    "fedkd.distill": f"{COLLABORATORS}::test_fedkd_without_its_losses_is_local_and_fedavg",
+    "fedkd.hidden": f"{COLLABORATORS}::test_fedkd_without_its_losses_is_local_and_fedavg",
+    "fedkd.max-norm": f"{COLLABORATORS}::test_gradients_are_shortened_to_the_norm_of_the_key",
+    "fedcac.tau": f"{COLLABORATORS}::test_fedcac_with_nothing_critical_is_fedavg_and_with_all_of_it_kept_local",
+    "fedcac.beta": f"{COLLABORATORS}::test_fedcac_with_nothing_critical_is_fedavg_and_with_all_of_it_kept_local",
+    "apple.relationship-lr": f"{COLLABORATORS}::test_keys_of_apple_change_what_is_learned",
+    "apple.mu": f"{COLLABORATORS}::test_keys_of_apple_change_what_is_learned",
+    "apple.scheduler": f"{COLLABORATORS}::test_keys_of_apple_change_what_is_learned",
+    "apple.scheduled-part": f"{COLLABORATORS}::test_keys_of_apple_change_what_is_learned",
+    "apple.downloads": f"{COLLABORATORS}::test_a_client_downloads_no_more_than_it_may_and_first_what_is_new",
     "pfakd.beta": LOSS,
     "pfakd.distill-reduction": LOSS,
     "pfakd.attention-transfer": LOSS,

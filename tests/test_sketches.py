@@ -91,8 +91,6 @@ def personal(outcome: Outcome) -> list[dict[str, torch.Tensor]]:
     return [kept(context).load() for context in outcome.grid.contexts.values()]
 
 
-
-
 def test_a_second_network_is_shared_as_factors_of_low_rank(tmp_path: Path) -> None:
     outcome = federate(tmp_path, method="sketch-student", rounds=2)
     whole = 64 * 16 + 16 + 16 * 10 + 10

@@ -324,7 +324,11 @@ class FloretStrategy(Method, Strategy):
     # What methods use
 
     def ask(
-        self, questions: Mapping[str, Mapping[str, np.ndarray | Array]], server_round: int, grid: Grid
+        self,
+        questions: Mapping[str, Mapping[str, np.ndarray | Array]],
+        server_round: int,
+        grid: Grid,
+        told: Mapping[str, Any] | None = None,
     ) -> Iterator[tuple[Client, Mapping[str, Any]]]:
         """Send clients a question, to be called in ``prepare``, and yield each with what its ``plan`` returned.
 
@@ -334,12 +338,13 @@ class FloretStrategy(Method, Strategy):
             questions: by the client's name, the tensors that it is sent.
             server_round: the present round.
             grid: what messages go through.
+            told: scalars and lists of scalars that all of them are sent beside the tensors.
         """
         kind = f"{MessageType.QUERY}.plan"
         for name in questions:
             self._asked.setdefault(name, 0)
         messages = (
-            self._message(self.roster[name], kind, self._pack(tensors), server_round, ConfigRecord())
+            self._message(self.roster[name], kind, self._pack(tensors), server_round, ConfigRecord({**(told or {})}))
             for name, tensors in questions.items()
         )
         waiting = set(questions)

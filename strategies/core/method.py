@@ -16,7 +16,7 @@ from models import Head, Part, SplitModel, initialise, output_widths, tensor_nam
 
 @dataclass(frozen=True)
 class Network:
-    """A network beside the model; ``build`` makes it, its weights are drawn afterwards.
+    """A network beside the model; ``build`` makes it, its weights are drawn afterwards, with the ``gain`` of its kind.
 
     A ``shared`` one begins with the same weights everywhere and travels like the shared part of the model; one that is
     not begins with weights of the client's own and never leaves it.
@@ -24,12 +24,13 @@ class Network:
 
     build: Callable[[], nn.Module]
     shared: bool
+    gain: float = 1.0
 
     def new(self, seed: int, name: str, client: str = "") -> nn.Module:
         """Return the network ``name`` with its first weights: those of everybody, or of this client if not shared."""
         network = self.bare()
         purpose = ("network", name) if self.shared else (name, client)
-        initialise(network, torch_generator(seed, *purpose))
+        initialise(network, torch_generator(seed, *purpose), self.gain)
         return network
 
     def bare(self) -> nn.Module:

@@ -48,6 +48,15 @@ class PostOffice:
         """
         return unpack(ArrayRecord(dict(self._kept[client].arrays)), self._specs, self._wire)
 
+    def tensors(self, client: str, names: Iterable[str]) -> NamedArrays:
+        """Return some of the tensors that a client sent last; the others are not unpacked.
+
+        Raises:
+            KeyError: it never sent such a tensor.
+        """
+        arrays = self._kept[client].arrays
+        return unpack(ArrayRecord({name: arrays[name] for name in names}), self._specs, self._wire, whole=False)
+
     def items(self) -> Iterator[tuple[str, NamedArrays]]:
         """Yield each client with the tensors that it sent last."""
         for client in self:

@@ -1,0 +1,85 @@
+"""FedKD (Wu et al. 2022), client half: a private teacher and the shared student learn from each other."""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from client_app.batches import Batch
+from client_app.client import FloretClient
+from common.errors import FloretError
+from models import SplitModel
+from strategies.fedkd import NOTHING, PROJECTION, STUDENT, FedKDParameters, compressed, energy_at, whole
+
+VERSION = "version"
+
+
+def divergence(own: Tensor, other: Tensor) -> Tensor:
+    """Return ``KL(other || own)`` of scores, (batch, classes): the sum over classes, the mean over the batch."""
+    return F.kl_div(own.log_softmax(1), other.log_softmax(1), log_target=True, reduction="batchmean")
+
+
+def intensity(teacher: Tensor, student: Tensor) -> Tensor:
+    """Return what the losses between teacher and student are multiplied by: 1 over the sum of their cross entropies.
+
+    A weight, without a gradient: the more both are wrong, the less they are believed.
+    """
+    return 1 / (teacher + student).detach().clamp_min(1e-8)
+
+
+class FedKD(FloretClient):
+    """Keeps its model, the teacher, and a projection of features; receives and sends changes of the student.
+
+    The student that it keeps from round to round is the one that it received, so that a change of it can be received.
+    """
+
+    parameters: FedKDParameters
+
+    def receive(self) -> None:
+        """Put together the global student from the one that this client has and what was sent."""
+        base, version = self.message["base"], self.message["version"]
+        has = int(self.memory[VERSION]) if VERSION in self.memory else NOTHING
+        if base not in (NOTHING, has):
+            raise FloretError(f"the server sent a change of the student of round {base}, this client has {has}")
+        if self.received:
+            self.load_tensors(whole(super().upload(), self.received))
+        self.memory[VERSION] = torch.tensor(version, device=self.device)
+        self._before = {name: tensor.clone() for name, tensor in super().upload().items()}
+
+    def train(self) -> float:
+        """Step teacher and student on every batch, each on its cross entropy and on what it learns from the other."""
+        teacher, student, projection = self.model, self.networks[STUDENT], self.networks[PROJECTION]
+        assert isinstance(student, SplitModel)
+        sides = [[*teacher.parameters()], [*student.parameters(), *projection.parameters()]]
+        optimizers = [self.optimizer(side) for side in sides]
+        own = self.parameters
+
+        def step(batch: Batch) -> Tensor:
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            with self.autocast():
+                outputs = self.stages(batch)[0], student.extractor(batch.x)
+                scores, answers = teacher.head(outputs[0]), student.head(outputs[1])
+                losses = [F.cross_entropy(scores, batch.y), F.cross_entropy(answers, batch.y)]
+                weight = intensity(*losses)
+                if own.distill:
+                    losses[0] = losses[0] + weight * divergence(scores, answers.detach())
+                    losses[1] = losses[1] + weight * divergence(answers, scores.detach())
+                if own.hidden:
+                    features, projected = outputs[0].flatten(1), projection(outputs[1].flatten(1)).float()
+                    losses[0] = losses[0] + weight * F.mse_loss(features, projected.detach())
+                    losses[1] = losses[1] + weight * F.mse_loss(projected, features.detach())
+            # Neither loss has a gradient in what the other one trains.
+            (losses[0] + losses[1]).backward()  # type: ignore[no-untyped-call]
+            for side, optimizer in zip(sides, optimizers, strict=True):
+                torch.nn.utils.clip_grad_norm_(side, own.max_norm)
+                optimizer.step()
+            return losses[0]
+
+        return self.run_steps(self.config.local_epochs, step)
+
+    def upload(self) -> dict[str, Tensor]:
+        """Return the change of the student, compressed, and go back to the student that was received."""
+        energy = energy_at(self.parameters, self.message["round"], self.config.rounds)
+        after = {name: tensor.clone() for name, tensor in super().upload().items()}
+        self.load_tensors(self._before)
+        return compressed(self._before, after, energy)
