@@ -633,12 +633,6 @@ DEFECTS: list[Defect] = [
             "purpose, self.setting.name)",
             f"{KEYS}::test_the_order_of_batches_is_new_in_every_round",
         ),
-        (
-            "batches of every round have one order",
-            '"batches", self.setting.name, config["round"])',
-            '"batches", self.setting.name)',
-            f"{KEYS}::test_the_order_of_batches_is_new_in_every_round",
-        ),
     ),
     *_of(
         "training",
