@@ -12,15 +12,19 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from client_app.app import Request
 from client_app.app import app as client_app
 from client_app.state import ClientState, RoundContext
 from common.run_config import default_config
+from common.tensors import NamedArrays
 from server_app.app import run
+from server_app.checkpoint import Checkpoints
 from strategies import METHODS
 
 _run_ids = itertools.count(1)
@@ -33,6 +37,11 @@ ON_MLP: dict[str, dict[str, Any]] = {"fedcpd": {"fedcpd__distill": False}}
 # network and prototypes. Tests of every method try these among the first, and the rest among the thorough ones.
 FIRST = ("fedavg", "pfps-lwc", "ua-pdfl", "fedcpd")
 EVERY_METHOD = [method if method in FIRST else pytest.param(method, marks=pytest.mark.thorough) for method in METHODS]
+
+# Numbers of values in the model of the default config.
+EXTRACTOR = (64 * 128 + 128) + (128 * 64 + 64)
+HEAD = 64 * 10 + 10
+MODEL_SIZE = EXTRACTOR + HEAD
 
 # How a test stands between a client and the server: from the message and the reply to the reply that arrives, or None.
 Tamper = Callable[[Message, Message], Message | None]
@@ -194,3 +203,30 @@ def timeless(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: timeless(item) for key, item in value.items() if key != "seconds"}
     return [timeless(item) for item in value] if isinstance(value, list) else value
+
+
+def uploads(output: Path, clients: int = 4, **keys: Any) -> tuple[Outcome, list[ArrayRecord]]:
+    """Return a run, and the record that each client sent in each round."""
+    found: list[ArrayRecord] = []
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train":
+            found.append(ArrayRecord(dict(reply.content.array_records["arrays"])))
+        return reply
+
+    return federate(output, clients, tamper=tamper, **keys), found
+
+
+def checkpointed(outcome: Outcome) -> NamedArrays:
+    """Return the global tensors of a run's last checkpoint."""
+    return Checkpoints(outcome.directory / "checkpoints").read()[0].arrays
+
+
+def equal(one: NamedArrays, other: NamedArrays) -> bool:
+    """Return whether both have the same tensors, bit for bit."""
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def personal(outcome: Outcome) -> list[dict[str, Tensor]]:
+    """Return what each client keeps after a run."""
+    return [kept(context).load() for context in outcome.grid.contexts.values()]

@@ -38,10 +38,9 @@ from strategies.fedkd import (
     rank_for,
     whole,
 )
-from tests.harness import Outcome, federate, kept, standing
+from tests.harness import Outcome, checkpointed, federate, kept, personal, standing, uploads
 from tests.test_methods import same
 from tests.test_papers import equal, write_images
-from tests.test_sketches import checkpointed, personal, uploads
 
 SHAPES = {
     "extractor.fc1.weight": (128, 64),

@@ -28,14 +28,11 @@ from strategies import METHODS
 from strategies.core import FloretStrategy
 from strategies.criticalfl import NORM, CriticalFLParameters, Periods, SparseMean, federated_norm
 from strategies.fedpa import COUNTS, Generator, distance_loss, diversity_loss, fidelity_loss
-from tests.harness import Outcome, federate, kept, run_config
+from tests.harness import MODEL_SIZE, Outcome, checkpointed, equal, federate, kept, run_config, uploads
 from tests.test_losses import Halted
 from tests.test_papers import write_images
 from tests.test_resume import CLIENTS, assert_same, crash
-from tests.test_sketches import checkpointed, equal, uploads
 
-EXTRACTOR = (64 * 128 + 128) + (128 * 64 + 64)
-SIZE = EXTRACTOR + 64 * 10 + 10
 SIDES = [64 * 128, 128, 128 * 64, 64, 64 * 10, 10]
 SMALL: dict[str, Any] = {"local_epochs": 1, "max_samples": 400}
 OFF: dict[str, Any] = {"criticalfl__delta": math.inf, "criticalfl__initial_checks": 0}
@@ -188,14 +185,14 @@ def test_a_fifth_of_the_weights_travels_in_critical_periods(tmp_path: Path) -> N
     for line, fraction in zip(outcome.history, (0.2, 0.2, 0.2, 1.0), strict=True):
         # 64 inputs, some of which are 0 in all images: their weights change by the weight decay alone, and so little
         # that the sum is exact.
-        expected = 4 * math.ceil(fraction * SIZE) + (bits if fraction < 1 else 0) + 4
+        expected = 4 * math.ceil(fraction * MODEL_SIZE) + (bits if fraction < 1 else 0) + 4
         assert [c["bytes"]["up"] for c in line["clients"].values()] == pytest.approx([expected] * 4, abs=20)
-        assert [c["bytes"]["down"] for c in line["clients"].values()] == [4 * SIZE] * 4
+        assert [c["bytes"]["down"] for c in line["clients"].values()] == [4 * MODEL_SIZE] * 4
     assert records[0]["extractor.fc1.weight"].stype == SPARSE
     assert {array.stype for array in records[-1].values()} == {DENSE}
     half = federate(tmp_path, method="criticalfl", criticalfl__upload_fraction=0.5, **keys, **SMALL)
     up = half.history[0]["clients"]["0"]["bytes"]["up"]
-    assert up == pytest.approx(4 * math.ceil(0.5 * SIZE) + bits + 4, abs=20)
+    assert up == pytest.approx(4 * math.ceil(0.5 * MODEL_SIZE) + bits + 4, abs=20)
 
 
 def test_the_server_averages_what_was_sent_and_keeps_the_rest(tmp_path: Path) -> None:
@@ -214,7 +211,7 @@ def test_the_server_averages_what_was_sent_and_keeps_the_rest(tmp_path: Path) ->
         assert np.allclose(after[name], expected, rtol=0, atol=1e-6), name
         assert np.array_equal(after[name][total == 0], array[total == 0])
         untouched += int((total == 0).sum())
-    assert 0 < untouched < SIZE
+    assert 0 < untouched < MODEL_SIZE
 
 
 def replies_of(outcome: Outcome, tmp_path: Path) -> list[Message]:
@@ -333,7 +330,7 @@ def test_weights_may_be_left_out_in_critical_periods_alone(tmp_path: Path) -> No
 def test_a_client_takes_no_instruction_that_is_none(tmp_path: Path) -> None:
     halted = Halted(federate(tmp_path, 2, method="criticalfl", **SMALL))
     halted.client._square = torch.tensor(1.0)
-    assert sum(t.numel() for n, t in halted.client.upload().items() if n.startswith(MASK)) == SIZE
+    assert sum(t.numel() for n, t in halted.client.upload().items() if n.startswith(MASK)) == MODEL_SIZE
     for wrong in (1, "yes", [True]):
         halted.client.message = {**halted.client.message, "critical": wrong}
         with pytest.raises(FloretError, match=r"the server's instruction critical is .*; it must be true or false"):
@@ -460,16 +457,16 @@ def test_what_fedpa_sends_and_receives(tmp_path: Path) -> None:
     known: set[str] = set()
     sent = iter(records)
     for line in outcome.history:
-        down, known_before = 4 * (SIZE + generator), len(known)
+        down, known_before = 4 * (MODEL_SIZE + generator), len(known)
         for client in line["clients"].values():
             if not client["trained"]:
-                assert client["bytes"] == {"up": 0, "down": 4 * SIZE}
+                assert client["bytes"] == {"up": 0, "down": 4 * MODEL_SIZE}
                 continue
             record = next(sent)
             own = {name for name in record if name.startswith("prototype.")}
             assert len(own) == 2
             known |= own
-            assert client["bytes"]["up"] == 4 * SIZE + 4 * 10 + 4 * 64 * 2
+            assert client["bytes"]["up"] == 4 * MODEL_SIZE + 4 * 10 + 4 * 64 * 2
             assert client["bytes"]["down"] == down + 4 * 64 * known_before
             counts = record[COUNTS].numpy()
             assert {f"prototype.{c}" for c in np.flatnonzero(counts)} == own

@@ -29,10 +29,9 @@ from results.run import read_run
 from strategies.core import GraphParameters, draw_graph, metropolis_weights
 from strategies.core.graph import Graph
 from strategies.dispfl import kept_elements
-from tests.harness import Outcome, federate, kept, standing
+from tests.harness import MODEL_SIZE, Outcome, federate, kept, standing
 from tests.test_report import Page
 
-MODEL_SIZE = (64 * 128 + 128) + (128 * 64 + 64) + (64 * 10 + 10)
 KINDS = ("ring", "random", "full")
 # The second round moves nothing: what a client sends in it is what it received and averaged.
 STILL: dict[str, Any] = {"lr": 0.05, "lr_decay": 1e-30, "weight_decay": 0.0, "local_epochs": 1}

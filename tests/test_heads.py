@@ -27,13 +27,12 @@ from strategies.core.simplex import smallest_combination
 from strategies.fedgh import CLIP, FedGH, train_head
 from strategies.fedpac import class_shares, combination_weights, head_variance
 from strategies.gpfl import EMBEDDINGS, VALVE, ConditionalValve
-from tests.harness import Outcome, federate, kept, standing
+from tests.harness import EXTRACTOR, HEAD, Outcome, checkpointed, federate, kept, standing
 from tests.test_keys import last_train
 from tests.test_losses import NODE, Halted
-from tests.test_methods import EXTRACTOR, HEAD, arrays_of, same
+from tests.test_methods import arrays_of, same
 from tests.test_papers import write_images
 from tests.test_resume import CLIENTS, assert_same, crash
-from tests.test_sketches import checkpointed
 
 Exchange = list[tuple[int, str, NamedArrays, NamedArrays]]
 

@@ -17,10 +17,7 @@ from server_app.settings import read_config
 from strategies import METHODS
 from strategies.core import Client
 from strategies.fedper import FedPer
-from tests.harness import ON_MLP, Outcome, federate, kept, run_config, standing, timeless
-
-EXTRACTOR = (64 * 128 + 128) + (128 * 64 + 64)
-HEAD = 64 * 10 + 10
+from tests.harness import EXTRACTOR, HEAD, ON_MLP, Outcome, federate, kept, run_config, standing, timeless
 
 
 def travelled(outcome: Outcome, way: str) -> list[dict[str, int]]:

@@ -28,13 +28,12 @@ from models.layers import Layer
 from strategies.fedavg import FedAvg
 from strategies.feddfpa import FedDFPA
 from strategies.fedper import FedPer
-from tests.harness import Outcome, federate, standing
+from tests.harness import EXTRACTOR, HEAD, Outcome, checkpointed, federate, personal, standing
+from tests.harness import equal as equal_arrays
 from tests.test_keys import last_train
-from tests.test_methods import EXTRACTOR, HEAD, arrays_of, same, travelled
+from tests.test_methods import arrays_of, same, travelled
 from tests.test_papers import equal
 from tests.test_resume import CLIENTS, assert_same, crash
-from tests.test_sketches import checkpointed, personal
-from tests.test_sketches import equal as equal_arrays
 
 STARTS = ("fedbabu", "lg-fedavg", "per-fedavg", "fedala")
 RATE = 0.05

@@ -19,12 +19,11 @@ from models import SplitModel
 from strategies.apfl import APFL
 from strategies.ditto import Ditto
 from strategies.fedavg import FedAvg
-from tests.harness import Outcome, federate, kept, standing
+from tests.harness import MODEL_SIZE, Outcome, checkpointed, equal, federate, kept, personal, standing
 from tests.test_keys import last_train
 from tests.test_methods import write_clients
 from tests.test_papers import equal as same_models
 from tests.test_papers import write_images
-from tests.test_sketches import MODEL_SIZE, checkpointed, equal, personal
 
 # One step a round on all samples, without momentum and weight decay: what a formula says.
 ONE_STEP: dict[str, Any] = {
