@@ -292,6 +292,8 @@ def lg_bytes(outcome: Outcome, fedavg_rounds: int) -> None:
                 "down": 4 * (HEAD + EXTRACTOR * whole),
             }, (line["round"], name)
             started |= set() if fedavg else {name}
+    # Nobody was refused for sending more.
+    assert started
 
 
 def test_lg_fedavg_sends_every_client_the_last_shared_extractor_once(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ class FedALA(FloretClient):
         train = self.data.train
         count = max(1, round(self.parameters.percent / 100 * len(train)))
         drawn = torch.randperm(len(train), generator=self.generator("local aggregation"))[:count].to(self.device)
-        slices = drawn.split(self.config.batch_size)
+        slices = torch.split(drawn, self.config.batch_size)
         if not cached:
             return lambda: (batch_of(train, index) for index in slices)
         kept = [self._through_extractor(batch_of(train, index)) for index in slices]
