@@ -71,6 +71,11 @@ def refusals(outcome: Outcome) -> list[list[str]]:
     return [[r["reason"] for r in line["refused"]] for line in outcome.history]
 
 
+def arrays_of(reply: Message) -> Any:
+    """Return the record of a reply's tensors, to be changed."""
+    return reply.content["arrays"]
+
+
 def tampered(client: str, at: int, **tensors: Any) -> Any:
     """Return a function that replaces tensors of one client in one round."""
 
@@ -78,7 +83,7 @@ def tampered(client: str, at: int, **tensors: Any) -> Any:
         about = message.metadata
         if (about.message_type, about.dst_node_id, about.group_id) == ("train", 1000 + int(client), str(at)):
             for name, array in tensors.items():
-                reply.content["arrays"][name.replace("__", ".").replace("_", "-")] = to_record({"x": array})["x"]
+                arrays_of(reply)[name.replace("__", ".").replace("_", "-")] = to_record({"x": array})["x"]
         return reply
 
     return tamper
@@ -176,7 +181,7 @@ def test_without_critical_periods_it_is_fedavg(tmp_path: Path) -> None:
         norm = {name: 4 if size["up"] else 0 for name, size in one.items()}
         assert other == {name: {"up": s["up"] + norm[name], "down": s["down"]} for name, s in one.items()}
     # Critical, but with all weights of the usual number of clients.
-    dense = {"criticalfl__upload_fraction": 1.0, "criticalfl__max_participation": 0.0}
+    dense: dict[str, Any] = {"criticalfl__upload_fraction": 1.0, "criticalfl__max_participation": 0.0}
     assert same_models(fedavg, federate(tmp_path, method="criticalfl", rounds=3, participation=0.5, **dense))
     assert not same_models(fedavg, federate(tmp_path, method="criticalfl", rounds=3, participation=0.5))
 
@@ -252,7 +257,7 @@ def test_growing_norms_are_a_critical_period(tmp_path: Path) -> None:
         def tamper(message: Message, reply: Message) -> Message:
             if message.metadata.message_type == "train":
                 norm = np.array([norms[int(message.metadata.group_id) - 1]], np.float32)
-                reply.content["arrays"][NORM] = to_record({NORM: norm})[NORM]
+                arrays_of(reply)[NORM] = to_record({NORM: norm})[NORM]
             return reply
 
         own: dict[str, Any] = {"criticalfl__initial_checks": 0, "criticalfl__check_every": 1, "participation": 0.25}
@@ -289,7 +294,7 @@ def test_the_gradient_norm_by_hand(tmp_path: Path) -> None:
 def test_a_gradient_norm_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = CriticalFL.loss
     monkeypatch.setattr(CriticalFL, "loss", lambda self, batch: 1e3 * plain(self, batch))
-    keys = {"lr": 1e-9, "momentum": 0.0, "weight_decay": 0.0}
+    keys: dict[str, Any] = {"lr": 1e-9, "momentum": 0.0, "weight_decay": 0.0}
     outcome, records = uploads(tmp_path, clients=2, method="criticalfl", rounds=1, **SMALL, **keys)
     assert [record[NORM].numpy().tolist() for record in records] == [[100.0], [100.0]]
     assert outcome.summary["refused"] == 0
@@ -309,7 +314,7 @@ def test_norms_may_differ_by_any_factor(tmp_path: Path) -> None:
     def tamper(message: Message, reply: Message) -> Message:
         if message.metadata.message_type == "train":
             norm = 100.0 if message.metadata.dst_node_id == 1001 else 1e-6
-            reply.content["arrays"][NORM] = to_record({NORM: np.array([norm], np.float32)})[NORM]
+            arrays_of(reply)[NORM] = to_record({NORM: np.array([norm], np.float32)})[NORM]
         return reply
 
     outcome = federate(tmp_path, method="criticalfl", rounds=3, tamper=tamper, **SMALL)
@@ -322,10 +327,14 @@ def test_weights_may_be_left_out_in_critical_periods_alone(tmp_path: Path) -> No
 
     def tamper(message: Message, reply: Message) -> Message:
         if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1002:
-            reply.content["arrays"]["head.weight"] = packed
+            arrays_of(reply)["head.weight"] = packed
         return reply
 
-    keys = {"criticalfl__initial_checks": 1, "criticalfl__delta": math.inf, "criticalfl__check_every": 1}
+    keys: dict[str, Any] = {
+        "criticalfl__initial_checks": 1,
+        "criticalfl__delta": math.inf,
+        "criticalfl__check_every": 1,
+    }
     outcome = federate(tmp_path, method="criticalfl", rounds=3, tamper=tamper, **SMALL, **keys)
     assert refusals(outcome) == [[], [], ["it left out weights, and was not asked to"]]
 
