@@ -330,11 +330,8 @@ def test_weights_may_be_left_out_in_critical_periods_alone(tmp_path: Path) -> No
             arrays_of(reply)["head.weight"] = packed
         return reply
 
-    keys: dict[str, Any] = {
-        "criticalfl__initial_checks": 1,
-        "criticalfl__delta": math.inf,
-        "criticalfl__check_every": 1,
-    }
+    keys: dict[str, Any] = {"criticalfl__initial_checks": 1, "criticalfl__check_every": 1}
+    keys |= {"criticalfl__delta": math.inf}
     outcome = federate(tmp_path, method="criticalfl", rounds=3, tamper=tamper, **SMALL, **keys)
     assert refusals(outcome) == [[], [], ["it left out weights, and was not asked to"]]
 
@@ -503,8 +500,9 @@ def test_prototypes_are_means_by_samples_of_the_class(tmp_path: Path) -> None:
 
 def test_the_loss_of_a_client_by_hand(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"fedpa__decay": 0.5, "fedpa__generator_weight": 3.0, "fedpa__generator_batch": 8}
-    for own, weight in (({"fedpa__prototype_floor": 0.1}, 0.5), ({"fedpa__prototype_floor": 0.9}, 0.9)):
-        outcome = federate(tmp_path, 2, method="fedpa", rounds=3, **SMALL, **keys, **own, fedpa__prototype_weight=2.0)
+    for floor, weight in ((0.1, 0.5), (0.9, 0.9)):
+        keys |= {"fedpa__prototype_floor": floor, "fedpa__prototype_weight": 2.0}
+        outcome = federate(tmp_path, 2, method="fedpa", rounds=3, **SMALL, **keys)
         halted = Halted(outcome)
         client, batch = halted.client, halted.batch()
         halted.shift()
