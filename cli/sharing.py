@@ -85,9 +85,13 @@ def _attribute(lineage: list[tuple[str, ast.ClassDef]], name: str) -> Any:
     """Return the value that the first class has for an attribute."""
     for _, node in lineage:
         for line in node.body:
-            targets = line.targets if isinstance(line, ast.Assign) else [getattr(line, "target", None)]
-            named = any(isinstance(target, ast.Name) and target.id == name for target in targets)
-            if named and isinstance(line, ast.Assign | ast.AnnAssign) and line.value is not None:
+            if isinstance(line, ast.Assign):
+                targets = line.targets
+            elif isinstance(line, ast.AnnAssign):
+                targets = [line.target]
+            else:
+                continue
+            if line.value and any(isinstance(target, ast.Name) and target.id == name for target in targets):
                 return ast.literal_eval(line.value)
     raise AttributeError(name)
 

@@ -174,8 +174,14 @@ class CriticalFL(FloretStrategy):
         self._mean = SparseMean(self.arrays) if self._sparse else None
 
     def decoded(self, client: Client, arrays: NamedArrays) -> NamedArrays:
-        """Return the model with the weights that were left out as they were: they count as no change."""
+        """Return the model with the weights that were left out as they were: they count as no change.
+
+        Raises:
+            FloretError: it left some out, and should not.
+        """
         if self._mean is None:
+            if not all(arrays[MASK + name].all() for name in self.arrays):
+                raise FloretError("it left out weights, and was not asked to")
             return arrays
         filled = {name: np.where(arrays[MASK + name], arrays[name], before) for name, before in self.arrays.items()}
         return {**arrays, **filled}
@@ -185,11 +191,8 @@ class CriticalFL(FloretStrategy):
         square = float(arrays[NORM][0])
         if not 0 <= square <= LARGEST_SQUARE:
             raise FloretError(f"its {NORM} is {square:g}; it must be from 0 to {LARGEST_SQUARE:g}")
-        model = {name: array for name, array in arrays.items() if name in self.arrays}
         if self._mean is None:
-            if not all(arrays[MASK + name].all() for name in model):
-                raise FloretError("it left out weights, and was not asked to")
-            super().accumulate(client, model, samples)
+            super().accumulate(client, {name: arrays[name] for name in self.arrays}, samples)
         else:
             self._mean.add(arrays, self.weight(samples))
         self._norms.append(self._lr * math.ceil(samples / self.config.batch_size) * square)

@@ -172,10 +172,12 @@ class FedPA(FloretStrategy):
 
     def aggregate(self) -> NamedArrays:
         """Return the new model and prototypes, and the generator after its training."""
-        if not any(name.startswith(PROTOTYPE) for name in self.arrays):
+        new = super().aggregate()
+        prototypes = {name for name in new if name.startswith(PROTOTYPE)}
+        if prototypes and prototypes.isdisjoint(self.arrays):
             # Clients trained without the terms that come now: how large updates are says nothing of the next ones.
             self.norms = UpdateNorms()
-        return super().aggregate() | self._trained_generator()
+        return new | self._trained_generator()
 
     def state_dict(self) -> NamedArrays:
         """Return what Adam remembers of the generator."""

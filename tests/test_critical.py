@@ -68,6 +68,11 @@ def refusals(outcome: Outcome) -> list[list[str]]:
     return [[r["reason"] for r in line["refused"]] for line in outcome.history]
 
 
+def arrays_of(reply: Message) -> Any:
+    """Return the record of a reply's tensors, to be changed."""
+    return reply.content["arrays"]
+
+
 def tampered(client: str, at: int, **tensors: Any) -> Any:
     """Return a function that replaces tensors of one client in one round."""
 
@@ -75,7 +80,7 @@ def tampered(client: str, at: int, **tensors: Any) -> Any:
         about = message.metadata
         if (about.message_type, about.dst_node_id, about.group_id) == ("train", 1000 + int(client), str(at)):
             for name, array in tensors.items():
-                reply.content["arrays"][name.replace("__", ".").replace("_", "-")] = to_record({"x": array})["x"]
+                arrays_of(reply)[name.replace("__", ".").replace("_", "-")] = to_record({"x": array})["x"]
         return reply
 
     return tamper
@@ -173,7 +178,7 @@ def test_without_critical_periods_it_is_fedavg(tmp_path: Path) -> None:
         norm = {name: 4 if size["up"] else 0 for name, size in one.items()}
         assert other == {name: {"up": s["up"] + norm[name], "down": s["down"]} for name, s in one.items()}
     # Critical, but with all weights of the usual number of clients.
-    dense = {"criticalfl__upload_fraction": 1.0, "criticalfl__max_participation": 0.0}
+    dense: dict[str, Any] = {"criticalfl__upload_fraction": 1.0, "criticalfl__max_participation": 0.0}
     assert same_models(fedavg, federate(tmp_path, method="criticalfl", rounds=3, participation=0.5, **dense))
     assert not same_models(fedavg, federate(tmp_path, method="criticalfl", rounds=3, participation=0.5))
 
@@ -249,7 +254,7 @@ def test_growing_norms_are_a_critical_period(tmp_path: Path) -> None:
         def tamper(message: Message, reply: Message) -> Message:
             if message.metadata.message_type == "train":
                 norm = np.array([norms[int(message.metadata.group_id) - 1]], np.float32)
-                reply.content["arrays"][NORM] = to_record({NORM: norm})[NORM]
+                arrays_of(reply)[NORM] = to_record({NORM: norm})[NORM]
             return reply
 
         own: dict[str, Any] = {"criticalfl__initial_checks": 0, "criticalfl__check_every": 1, "participation": 0.25}
@@ -286,7 +291,7 @@ def test_the_gradient_norm_by_hand(tmp_path: Path) -> None:
 def test_a_gradient_norm_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = CriticalFL.loss
     monkeypatch.setattr(CriticalFL, "loss", lambda self, batch: 1e3 * plain(self, batch))
-    keys = {"lr": 1e-9, "momentum": 0.0, "weight_decay": 0.0}
+    keys: dict[str, Any] = {"lr": 1e-9, "momentum": 0.0, "weight_decay": 0.0}
     outcome, records = uploads(tmp_path, clients=2, method="criticalfl", rounds=1, **SMALL, **keys)
     assert [record[NORM].numpy().tolist() for record in records] == [[100.0], [100.0]]
     assert outcome.summary["refused"] == 0
@@ -306,7 +311,7 @@ def test_norms_may_differ_by_any_factor(tmp_path: Path) -> None:
     def tamper(message: Message, reply: Message) -> Message:
         if message.metadata.message_type == "train":
             norm = 100.0 if message.metadata.dst_node_id == 1001 else 1e-6
-            reply.content["arrays"][NORM] = to_record({NORM: np.array([norm], np.float32)})[NORM]
+            arrays_of(reply)[NORM] = to_record({NORM: np.array([norm], np.float32)})[NORM]
         return reply
 
     outcome = federate(tmp_path, method="criticalfl", rounds=3, tamper=tamper, **SMALL)
@@ -319,10 +324,11 @@ def test_weights_may_be_left_out_in_critical_periods_alone(tmp_path: Path) -> No
 
     def tamper(message: Message, reply: Message) -> Message:
         if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1002:
-            reply.content["arrays"]["head.weight"] = packed
+            arrays_of(reply)["head.weight"] = packed
         return reply
 
-    keys = {"criticalfl__initial_checks": 1, "criticalfl__delta": math.inf, "criticalfl__check_every": 1}
+    keys: dict[str, Any] = {"criticalfl__initial_checks": 1, "criticalfl__check_every": 1}
+    keys |= {"criticalfl__delta": math.inf}
     outcome = federate(tmp_path, method="criticalfl", rounds=3, tamper=tamper, **SMALL, **keys)
     assert refusals(outcome) == [[], [], ["it left out weights, and was not asked to"]]
 
@@ -491,8 +497,9 @@ def test_prototypes_are_means_by_samples_of_the_class(tmp_path: Path) -> None:
 
 def test_the_loss_of_a_client_by_hand(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"fedpa__decay": 0.5, "fedpa__generator_weight": 3.0, "fedpa__generator_batch": 8}
-    for own, weight in (({"fedpa__prototype_floor": 0.1}, 0.5), ({"fedpa__prototype_floor": 0.9}, 0.9)):
-        outcome = federate(tmp_path, 2, method="fedpa", rounds=3, **SMALL, **keys, **own, fedpa__prototype_weight=2.0)
+    for floor, weight in ((0.1, 0.5), (0.9, 0.9)):
+        keys |= {"fedpa__prototype_floor": floor, "fedpa__prototype_weight": 2.0}
+        outcome = federate(tmp_path, 2, method="fedpa", rounds=3, **SMALL, **keys)
         halted = Halted(outcome)
         client, batch = halted.client, halted.batch()
         halted.shift()

@@ -66,4 +66,5 @@ class FedPA(FloretClient):
         noise, labels = noise.to(self.device), labels.to(self.device)
         with torch.no_grad():
             features = network(noise, labels)
-        return list(zip(features.split(size), labels.split(size), strict=True))
+        places = range(0, len(labels), size)
+        return [(features[place : place + size], labels[place : place + size]) for place in places]
