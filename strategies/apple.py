@@ -8,9 +8,8 @@ from flwr.app import Array
 from flwr.serverapp import Grid
 
 from common.config import between, choice
-from common.errors import ConfigError
-from common.tensors import NamedArrays, Specs
-from strategies.core import Client, FloretStrategy, RefusedError, Setup
+from common.tensors import Specs
+from strategies.core import Client, RefusedError, Relay, Setup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +40,7 @@ def read_choice(answer: Mapping[str, Any], there: int, most: int) -> list[int]:
     return wanted
 
 
-class APPLE(FloretStrategy):
+class APPLE(Relay):
     """Keeps each client's last core model and forwards it; it never averages.
 
     Up: the parameters of the core model. Down: those of the other clients that have published, or of those that the
@@ -49,16 +48,8 @@ class APPLE(FloretStrategy):
     ``i`` is the place. All core models are from earlier rounds.
     """
 
-    relays = True
     Parameters = APPLEParameters
     parameters: APPLEParameters
-
-    def check(self) -> None:
-        """Refuse an aggregate: there is none."""
-        if self.config.aggregation != "mean":
-            raise ConfigError(
-                f"aggregation = {self.config.aggregation!r}: apple averages nothing on the server; use mean"
-            )
 
     @classmethod
     def uplink(cls, setup: Setup) -> Specs:
@@ -66,29 +57,25 @@ class APPLE(FloretStrategy):
         parameters = dict(setup.model.named_parameters())
         return {name: spec for name, spec in setup.tensors(cls.shares).items() if name in parameters}
 
-    def initial_arrays(self) -> NamedArrays:
-        """Return nothing: there is no global model."""
-        return {}
-
     def prepare(self, server_round: int, clients: list[Client], grid: Grid) -> list[Client]:
         """Note whose core models each client is sent; ask it which ones if they are more than ``downloads``."""
         published, most = list(self.post), self.parameters.downloads
-        self._sent = {client.name: [name for name in published if name != client.name] for client in clients}
-        asked: dict[str, dict[str, Array]] = {name: {} for name, peers in self._sent.items() if 0 < most < len(peers)}
-        chosen = {name: peers for name, peers in self._sent.items() if name not in asked}
+        others = {client.name: [name for name in published if name != client.name] for client in clients}
+        asked: dict[str, dict[str, Array]] = {name: {} for name, peers in others.items() if 0 < most < len(peers)}
+        chosen = {name: peers for name, peers in others.items() if name not in asked}
         for client, answer in self.ask(asked, server_round, grid, {"published": published}):
             try:
                 wanted = [published[place] for place in read_choice(answer, len(published), most)]
                 chosen[client.name] = [name for name in wanted if name != client.name]
             except RefusedError as reason:
                 self.refuse(client, str(reason))
-        self._sent = chosen
+        self.peers = {name: tuple(peers) for name, peers in chosen.items()}
         return [client for client in clients if client.name in chosen]
 
     def payload(self, client: Client, server_round: int) -> Mapping[str, Array]:
         """Return the core models, by the place of their client among all."""
         places = {other.name: place for place, other in enumerate(self.roster)}
-        return self.post.forward({places[name]: (name, self._uplink) for name in self._sent[client.name]})
+        return self.post.forward({places[name]: (name, self._uplink) for name in self.peers[client.name]})
 
     def instructions(self, client: Client, server_round: int) -> dict[str, Any]:
         """Return the names of all clients and their numbers of training samples."""
@@ -96,10 +83,3 @@ class APPLE(FloretStrategy):
             "clients": [other.name for other in self.roster],
             "samples": [self.roster.counted(other.train) for other in self.roster],
         }
-
-    def accumulate(self, client: Client, arrays: NamedArrays, samples: int) -> None:
-        """Do nothing: ``self.post`` has what a client publishes."""
-
-    def aggregate(self) -> NamedArrays:
-        """Return nothing: there is no global model."""
-        return {}

@@ -29,6 +29,13 @@ def critical_count(size: int, tau: float) -> int:
     return round(tau * size)
 
 
+def critical_masks(setup: Setup) -> dict[str, TensorSpec]:
+    """Return what the masks look like, by the parameter: of those that have critical elements."""
+    tau = setup.parameters.tau
+    sizes = {name: tuple(p.shape) for name, p in setup.model.named_parameters() if critical_count(p.numel(), tau)}
+    return {name: TensorSpec(shape, "bool") for name, shape in sizes.items()}
+
+
 def overlaps(masks: list[np.ndarray]) -> np.ndarray:
     """Return which part of its elements each mask has in common with each other, (clients, clients) float64.
 
@@ -76,23 +83,16 @@ class FedCAC(FloretStrategy):
     @classmethod
     def uplink(cls, setup: Setup) -> Specs:
         """Return the model and the masks."""
-        return {**cls.downlink(setup), **{MASK + name: spec for name, spec in cls.masks(setup).items()}}
+        return {**cls.downlink(setup), **{MASK + name: spec for name, spec in critical_masks(setup).items()}}
 
     @classmethod
     def downlink(cls, setup: Setup) -> Specs:
         """Return the model."""
         return setup.tensors(cls.shares)
 
-    @classmethod
-    def masks(cls, setup: Setup) -> dict[str, TensorSpec]:
-        """Return what the masks look like, by the parameter: of those that have critical elements."""
-        tau = setup.parameters.tau
-        sizes = {name: tuple(p.shape) for name, p in setup.model.named_parameters() if critical_count(p.numel(), tau)}
-        return {name: TensorSpec(shape, "bool") for name, shape in sizes.items()}
-
     def prepare(self, server_round: int, clients: list[Client], grid: Grid) -> list[Client]:
         """Find the collaborators of each client that has sent a mask."""
-        names = [MASK + name for name in self.masks(self.setup)]
+        names = [MASK + name for name in critical_masks(self.setup)]
         senders = list(self.post) if names else []
         packed = [b"".join(a.data for a in self.post.forward({0: (name, names)}).values()) for name in senders]
         self._near: dict[str, list[str]] = {}
@@ -106,7 +106,7 @@ class FedCAC(FloretStrategy):
         """Return the client's model for this round; the global one if it has not sent a mask."""
         if client.name not in self._near:
             return self.arrays
-        mean, masks = WeightedMean(), self.masks(self.setup)
+        mean, masks = WeightedMean(), critical_masks(self.setup)
         for name in (client.name, *self._near[client.name]):
             mean.add(self.post.tensors(name, masks), 1.0)
         own = self.post.tensors(client.name, [MASK + name for name in masks])
@@ -115,7 +115,7 @@ class FedCAC(FloretStrategy):
 
     def accumulate(self, client: Client, arrays: NamedArrays, samples: int) -> None:
         """Check the masks, and add the model to the mean."""
-        for name in self.masks(self.setup):
+        for name in critical_masks(self.setup):
             mask = arrays[MASK + name]
             count, due = int(mask.sum()), critical_count(mask.size, self.parameters.tau)
             if count != due:

@@ -115,8 +115,8 @@ class APPLE(FloretClient):
         if len(rows) < len(names):
             # Of a client that has published nothing yet, everybody knows the core model: it is the initial one.
             rows[""] = self._flat(dict(self.initial_model().named_parameters())).to(self.device)
-        place = {name: i for i, name in enumerate(rows)}
-        self._mixture = Mixture(torch.stack([*rows.values()]), [place.get(name, len(rows) - 1) for name in names])
+        row_of = {name: row for row, name in enumerate(rows)}
+        self._mixture = Mixture(torch.stack([*rows.values()]), [row_of.get(name, len(rows) - 1) for name in names])
         self._mix()
 
     def train(self) -> float:
@@ -169,5 +169,5 @@ class APPLE(FloretClient):
     def _tensors(self, flat: Tensor) -> dict[str, Tensor]:
         """Return the parameters in a row by name; views of it."""
         shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
-        parts = flat.split([shape.numel() for shape in shapes.values()])
+        parts = torch.split(flat, [shape.numel() for shape in shapes.values()])
         return {name: part.reshape(shapes[name]) for name, part in zip(shapes, parts, strict=True)}

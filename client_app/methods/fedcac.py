@@ -5,8 +5,7 @@ from torch import Tensor
 
 from client_app.client import FloretClient
 from common.tensors import MASK
-from strategies.fedcac import FedCAC as Strategy
-from strategies.fedcac import FedCACParameters, critical_count
+from strategies.fedcac import FedCACParameters, critical_count, critical_masks
 
 
 def sensitivity(before: Tensor, after: Tensor) -> Tensor:
@@ -35,7 +34,7 @@ class FedCAC(FloretClient):
     def upload(self) -> dict[str, Tensor]:
         """Return the model and the masks."""
         sent = super().upload()
-        for name in Strategy.masks(self.setup):
+        for name in critical_masks(self.setup):
             values = sensitivity(self._before[name], sent[name])
             sent[MASK + name] = largest(values, critical_count(values.numel(), self.parameters.tau))
         return sent
