@@ -164,6 +164,14 @@ def standing(context: Context, message: Message) -> Any:
     return client
 
 
+def delivered_again(context: Context, message: Message) -> Any:
+    """Return the client of a node, with its state of before the round of ``message``, when it has taken the message."""
+    request = Request(context, message)
+    client = request.client()
+    client.take("train", *request.arguments(client))
+    return client
+
+
 def federate(
     output: Path,
     clients: int = 4,

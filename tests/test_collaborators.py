@@ -38,7 +38,7 @@ from strategies.fedkd import (
     rank_for,
     whole,
 )
-from tests.harness import Outcome, checkpointed, federate, kept, personal, standing, uploads
+from tests.harness import Outcome, checkpointed, delivered_again, federate, kept, personal, standing, uploads
 from tests.test_methods import same
 from tests.test_papers import equal, write_images
 
@@ -620,8 +620,8 @@ def test_core_models_travel_and_relationships_do_not(tmp_path: Path) -> None:
             *(f"{MEMORY}{RELATIONSHIP}{j}" for j in range(4)),
         }
     # The first message's mixture is of initial models only: the initial model.
-    client = standing(outcome.grid.contexts[1000], message_to(outcome, 0, 1))
-    client.memory.clear()
+    begun = federate(tmp_path, 4, method="apple", rounds=1, **QUICK)
+    client = delivered_again(begun.grid.contexts[1000], message_to(begun, 0, 1))
     client.receive()
     initial = dict(client.initial_model().named_parameters())
     assert all(torch.allclose(p, initial[name], atol=1e-6) for name, p in client.model.named_parameters())
@@ -685,7 +685,7 @@ def test_a_client_downloads_no_more_than_it_may_and_first_what_is_new(tmp_path: 
 
 def test_what_was_downloaded_is_mixed_until_it_is_downloaded_again(tmp_path: Path) -> None:
     outcome = federate(tmp_path, 4, method="apple", rounds=5, apple__downloads=1, **QUICK)
-    client = standing(outcome.grid.contexts[1000], message_to(outcome, 0, 5))
+    client = delivered_again(outcome.grid.contexts[1000], message_to(outcome, 0, 5))
     (new,) = client.peers()
     old = {i: client.memory[f"{PEER}{i}"].clone() for i in range(1, 4)}
     client.receive()

@@ -34,7 +34,7 @@ from server_app.settings import read_config
 from strategies import METHODS
 from strategies.core import keys_of
 from strategies.fedcpd import BLOCKS
-from tests.harness import ON_MLP, ROOT, DirectGrid, Outcome, federate, kept, run_config, standing
+from tests.harness import ON_MLP, ROOT, DirectGrid, Outcome, delivered_again, federate, kept, run_config, standing
 from tests.test_losses import Halted
 from tests.test_papers import write_images
 
@@ -311,10 +311,7 @@ def last_train(outcome: Outcome, node: int = 1000) -> Message:
 def test_every_optimizer_of_a_method_goes_by_the_keys(tmp_path: Path, method: str) -> None:
     own: dict[str, Any] = {"lr": 0.03, "lr_decay": 0.5, "momentum": 0.7, "weight_decay": 0.02}
     outcome = federate(tmp_path / "runs", 2, method=method, **small(tmp_path, method) | own)
-    # As when the message is delivered once more: with the state of before its round.
-    request = Request(outcome.grid.contexts[1000], last_train(outcome))
-    client: Any = request.client()
-    client.take("train", *request.arguments(client))
+    client = delivered_again(outcome.grid.contexts[1000], last_train(outcome))
     made: list[Sgd] = []
     optimizer = client.optimizer
 

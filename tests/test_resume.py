@@ -440,5 +440,5 @@ def test_a_method_that_is_none_makes_no_directory(tmp_path: Path, method: str) -
         if message.metadata.message_type not in ("query.describe", "query.export"):
             reason = str(reply.content.config_records["error"]["reason"])
             assert reason.startswith("method = ")
-            assert "must be one of fedavg, " in reason
+            assert "must be one of apfl, " in reason
     assert sorted(tmp_path.rglob("*")) == before

@@ -465,7 +465,7 @@ def test_per_fedavg_without_an_inner_step_is_fedavg(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
     keys: dict[str, Any] = {"rounds": 3, "participation": 0.75, "local_epochs": 2, "max_samples": 300}
-    own: dict[str, Any] = {"method": "per-fedavg", "per_fedavg__variant": variant}
+    own: dict[str, Any] = {"method": "per-fedavg", "per_fedavg__variant": variant, "per_fedavg__adapt": "trained"}
     monkeypatch.setattr(FedAvg, "weighted", False)
     monkeypatch.setattr(FedAvg, "serves_global", False)
     fedavg = federate(tmp_path, method="fedavg", **keys)
