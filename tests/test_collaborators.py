@@ -290,7 +290,7 @@ def test_a_student_travels_as_factors_both_ways(tmp_path: Path) -> None:
     assert all(1 <= found[f"{STUDENT}.head.weight{LEFT}"][1] <= 8 for found in shapes)
     assert set(bytes_of(outcome, "down", 1).values()) == {4 * SIZE}
     for server_round in (2, 3):
-        down = [sizes_of(message_to(outcome, i, server_round).content.array_records["arrays"]) for i in range(3)]  # type: ignore[arg-type]
+        down = [sizes_of(message_to(outcome, i, server_round).content.array_records["arrays"]) for i in range(3)]
         assert down[0] == down[1] == down[2]
         assert bytes_of(outcome, "down", server_round) == dict.fromkeys("012", formula(down[0]))
         assert formula(down[0]) < 3 * SIZE
@@ -514,7 +514,7 @@ def test_a_mask_of_everything_or_nothing_is_refused_and_leaves_nothing_behind(tm
     without = federate(tmp_path, 3, method="fedcac", tamper=lost((1, 1), (1, 2)), **QUICK)
     for i in (0, 2):
         one, other = (message_to(run, i, 2).content.array_records["arrays"] for run in (outcome, without))
-        assert {n: a.data for n, a in one.items()} == {n: a.data for n, a in other.items()}  # type: ignore[union-attr]
+        assert {n: a.data for n, a in one.items()} == {n: a.data for n, a in other.items()}
 
 
 # APPLE
@@ -673,7 +673,7 @@ def test_a_client_downloads_no_more_than_it_may_and_first_what_is_new(tmp_path: 
         assert set(bytes_of(outcome, "down", server_round).values()) == {4 * SIZE}
     for i, state in enumerate(personal(outcome)):
         # Of the three others one was new in each of the rounds 2, 3 and 4.
-        first = {next(iter(message_to(outcome, i, r).content.array_records["arrays"])).split(".")[0] for r in (2, 3, 4)}  # type: ignore[arg-type]
+        first = {next(iter(message_to(outcome, i, r).content.array_records["arrays"])).split(".")[0] for r in (2, 3, 4)}
         assert first == set("0123") - {str(i)}
         assert {n.removeprefix(MEMORY + PEER) for n in state if n.startswith(MEMORY + PEER)} == first
     more = federate(tmp_path, 4, method="apple", rounds=2, apple__downloads=2, **QUICK)
