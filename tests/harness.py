@@ -30,7 +30,7 @@ from strategies import METHODS
 _run_ids = itertools.count(1)
 ROOT = Path(__file__).resolve().parents[1]
 
-# What a method needs to run on the default model, which has no convolutional stage to distil, and to learn in few rounds.
+# What a method needs on the default model, which has no convolutional stage to distil, and to learn in few rounds.
 ON_MLP: dict[str, dict[str, Any]] = {"fedcpd": {"fedcpd__distill": False}, "pfedme": {"pfedme__local_lr": 0.05}}
 
 # Methods that together use all that a method can: an aggregate, what clients remember, messages of peers, a second

@@ -34,7 +34,18 @@ from server_app.settings import read_config
 from strategies import METHODS
 from strategies.core import keys_of
 from strategies.fedcpd import BLOCKS
-from tests.harness import ON_MLP, ROOT, DirectGrid, Outcome, delivered_again, federate, kept, run_config, standing
+from tests.harness import (
+    EVERY_METHOD,
+    ON_MLP,
+    ROOT,
+    DirectGrid,
+    Outcome,
+    delivered_again,
+    federate,
+    kept,
+    run_config,
+    standing,
+)
 from tests.test_losses import Halted
 from tests.test_papers import write_images
 
@@ -307,7 +318,7 @@ def last_train(outcome: Outcome, node: int = 1000) -> Message:
     )
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERY_METHOD)
 def test_every_optimizer_of_a_method_goes_by_the_keys(tmp_path: Path, method: str) -> None:
     own: dict[str, Any] = {"lr": 0.03, "lr_decay": 0.5, "momentum": 0.7, "weight_decay": 0.02}
     outcome = federate(tmp_path / "runs", 2, method=method, **small(tmp_path, method) | own)

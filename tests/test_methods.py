@@ -17,7 +17,7 @@ from server_app.settings import read_config
 from strategies import METHODS
 from strategies.core import Client
 from strategies.fedper import FedPer
-from tests.harness import EXTRACTOR, HEAD, ON_MLP, Outcome, federate, kept, run_config, standing, timeless
+from tests.harness import EVERY_METHOD, EXTRACTOR, HEAD, ON_MLP, Outcome, federate, kept, run_config, standing, timeless
 
 
 def travelled(outcome: Outcome, way: str) -> list[dict[str, int]]:
@@ -74,17 +74,17 @@ def test_the_policy_for_batch_normalisation(tmp_path: Path, method: str, batch_n
     assert not torch.equal(means[0], means[1])
 
 
-def test_every_method_learns_and_reports(tmp_path: Path) -> None:
-    for method in METHODS:
-        keys = {"rounds": 4, "local_epochs": 3, **ON_MLP.get(method, {})}
-        outcome = federate(tmp_path, report=True, method=method, **keys)
-        assert outcome.summary["method"] == method
-        assert outcome.summary["refused"] == 0
-        assert outcome.summary["accuracy"]["after"]["mean"] > 0.8, method
-        assert (outcome.directory / "report.html").stat().st_size > 10_000
-        for line in outcome.history:
-            assert line["accuracy"]["before"]["test"]
-            assert line["accuracy"]["after"]["validation"]
+@pytest.mark.parametrize("method", EVERY_METHOD)
+def test_every_method_learns_and_reports(tmp_path: Path, method: str) -> None:
+    keys = {"rounds": 4, "local_epochs": 3, **ON_MLP.get(method, {})}
+    outcome = federate(tmp_path, report=True, method=method, **keys)
+    assert outcome.summary["method"] == method
+    assert outcome.summary["refused"] == 0
+    assert outcome.summary["accuracy"]["after"]["mean"] > 0.8
+    assert (outcome.directory / "report.html").stat().st_size > 10_000
+    for line in outcome.history:
+        assert line["accuracy"]["before"]["test"]
+        assert line["accuracy"]["after"]["validation"]
 
 
 def one_line_of(outcome: Outcome) -> Any:
