@@ -92,6 +92,7 @@ def changed(change: Callable[[ArrayRecord], None]) -> Callable[[Message, Message
     return tamper
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["fedkd", "fedcac", "apple"])
 def test_a_client_with_one_sample_or_one_class_and_clients_that_are_not_there(tmp_path: Path, method: str) -> None:
     keys = write_images(tmp_path / "data", 4, 12)
@@ -228,6 +229,7 @@ def test_gradients_are_shortened_to_the_norm_of_the_key(tmp_path: Path) -> None:
     assert moved.norm().item() == pytest.approx(1e-3, rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_fedkd_without_its_losses_is_local_and_fedavg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The teacher is Local's model, and the student, if it starts as FedAvg's model does, is that, bit for bit."""
 
@@ -454,6 +456,7 @@ def test_collaborators_by_hand() -> None:
     assert collaborators(np.ones((1, 1)), 0.5) == [[]]
 
 
+@pytest.mark.thorough
 def test_fedcac_with_nothing_critical_is_fedavg_and_with_all_of_it_kept_local(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"rounds": 3, **QUICK}
     fedavg, local = (federate(tmp_path, method=method, **keys) for method in ("fedavg", "local"))
@@ -501,6 +504,7 @@ def unpacked(array: Array) -> np.ndarray:
     return bits.astype(bool).reshape(array.shape)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("value", [0, 255])
 def test_a_mask_of_everything_or_nothing_is_refused_and_leaves_nothing_behind(tmp_path: Path, value: int) -> None:
     name = MASK + "head.bias"
@@ -666,6 +670,7 @@ def test_a_list_of_clients_that_cannot_be_is_refused(tmp_path: Path, change: dic
         client.receive()
 
 
+@pytest.mark.thorough
 def test_a_client_downloads_no_more_than_it_may_and_first_what_is_new(tmp_path: Path) -> None:
     outcome = federate(tmp_path, 4, method="apple", rounds=6, apple__downloads=1, **QUICK)
     assert outcome.summary["refused"] == 0
@@ -697,6 +702,7 @@ def test_what_was_downloaded_is_mixed_until_it_is_downloaded_again(tmp_path: Pat
     assert not torch.equal(fresh, old[new])
 
 
+@pytest.mark.thorough
 def test_keys_of_apple_change_what_is_learned(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"method": "apple", "rounds": 4, "apple__scheduled_part": 0.75, **QUICK}
     keys |= {"apple__relationship_lr": 0.1}
@@ -722,6 +728,7 @@ def test_apple_takes_no_aggregate(tmp_path: Path) -> None:
         federate(tmp_path, 3, method="apple", aggregation="median")
 
 
+@pytest.mark.thorough
 def test_what_is_kept_is_of_this_message(tmp_path: Path) -> None:
     """Training does not change what a client has kept from the round before until it is committed."""
     outcome = federate(tmp_path, 2, method="apple", rounds=2, **QUICK)

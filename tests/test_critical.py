@@ -169,6 +169,7 @@ def test_a_sparse_mean_by_hand() -> None:
     assert mean.result()["w"].dtype == np.float32
 
 
+@pytest.mark.thorough
 def test_without_critical_periods_it_is_fedavg(tmp_path: Path) -> None:
     fedavg = federate(tmp_path, method="fedavg", rounds=3, participation=0.5)
     off = federate(tmp_path, method="criticalfl", rounds=3, participation=0.5, **OFF)
@@ -232,6 +233,7 @@ def replies_of(outcome: Outcome, tmp_path: Path) -> list[Message]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("keys", "numbers"),
     [
@@ -247,6 +249,7 @@ def test_the_number_of_clients_follows_the_periods(tmp_path: Path, keys: dict[st
     assert trained(federate(tmp_path, 8, method="criticalfl", rounds=7, **SMALL, **own)) == numbers
 
 
+@pytest.mark.thorough
 def test_growing_norms_are_a_critical_period(tmp_path: Path) -> None:
     """The norm of the last rounds grows or falls as the replies are made to say."""
 
@@ -350,6 +353,7 @@ def test_an_aggregate_that_needs_all_elements_is_refused(tmp_path: Path) -> None
         assert federate(tmp_path, method="criticalfl", **SMALL, **keys).summary["refused"] == 0
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_goes_on_in_its_period(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"method": "criticalfl", "rounds": 7, "participation": 0.2, "criticalfl__check_every": 1}
     keys |= {"criticalfl__initial_checks": 2, "evaluate_every": 3, "criticalfl__window": 1, **SMALL}
@@ -444,6 +448,7 @@ def test_adam_is_that_of_pytorch_from_round_to_round() -> None:
     assert state["steps"] == 12
 
 
+@pytest.mark.thorough
 def test_without_its_terms_fedpa_is_fedavg(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"rounds": 3, "participation": 0.75, "local_epochs": 2}
     fedavg = federate(tmp_path, method="fedavg", **keys)
@@ -523,6 +528,7 @@ def generated(outcome: Outcome) -> NamedArrays:
     return {n: a for n, a in checkpointed(outcome).items() if n.startswith("generator.")}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "key",
     [
@@ -546,6 +552,7 @@ def test_a_key_of_the_generator_changes_it(tmp_path: Path, key: dict[str, Any]) 
     assert not equal(generated(runs[0]), generated(runs[1]))
 
 
+@pytest.mark.thorough
 def test_the_generator_learns_what_the_heads_call_a_class(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"fedpa__generator_lr": 0.01, "fedpa__adversarial_weight": 0.0, "local_epochs": 3}
     client = Halted(federate(tmp_path, method="fedpa", rounds=4, **keys)).client
@@ -555,6 +562,7 @@ def test_the_generator_learns_what_the_heads_call_a_class(tmp_path: Path) -> Non
     assert right > 0.9
 
 
+@pytest.mark.thorough
 def test_features_keep_away_from_the_prototypes_as_the_key_says(tmp_path: Path) -> None:
     distances = []
     for weight in (0.0, 5.0):
@@ -565,6 +573,7 @@ def test_features_keep_away_from_the_prototypes_as_the_key_says(tmp_path: Path) 
     assert distances[1] > 1.2 * distances[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("counts", "reason"),
     [
@@ -611,6 +620,7 @@ def test_a_head_with_a_convolution_is_refused(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.thorough
 def test_moments_of_the_generator_survive(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"method": "fedpa", "rounds": 4, "participation": 0.6, "evaluate_every": 2, **SMALL}
     whole = federate(tmp_path / "whole", CLIENTS, **keys)

@@ -285,6 +285,7 @@ def test_what_is_mixed_is_the_last_that_a_neighbour_published(tmp_path: Path) ->
 EQUAL: dict[str, Any] = {"partition": "iid", "max_samples": 400, "rounds": 3, "local_epochs": 2}
 
 
+@pytest.mark.thorough
 def test_on_a_full_graph_dfedavgm_is_fedavg_to_rounding(tmp_path: Path) -> None:
     """Equal numbers of samples, and the run's momentum: the mean that FedAvg's server takes, in another order."""
     fedavg = federate(tmp_path, method="fedavg", **EQUAL)
@@ -294,6 +295,7 @@ def test_on_a_full_graph_dfedavgm_is_fedavg_to_rounding(tmp_path: Path) -> None:
     assert not near(fedavg, federate(tmp_path, method="local", **EQUAL))
 
 
+@pytest.mark.thorough
 def test_the_momentum_is_the_methods_own(tmp_path: Path) -> None:
     plain = federate(tmp_path, method="dfedavgm", **EQUAL)
     assert equal(plain, federate(tmp_path, method="dfedavgm", momentum=0.0, **EQUAL))
@@ -318,6 +320,7 @@ def test_without_edges_dfedavgm_is_local(tmp_path: Path) -> None:
     assert sorted(same) == [False, False, True]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["dfedavgm", "dispfl"])
 def test_keys_of_the_graph_say_who_meets_whom(tmp_path: Path, method: str) -> None:
     def met(**keys: Any) -> list[list[list[str]]]:
@@ -498,6 +501,7 @@ def test_a_client_that_trained_elsewhere_in_time_puts_on_the_mask_that_it_chose_
 DENSE: dict[str, Any] = {"dispfl__density": 1.0, "momentum": 0.5, "dfedavgm__momentum": 0.5, "rounds": 3}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["ring", "full"])
 def test_dense_dispfl_is_dfedavgm_to_rounding(tmp_path: Path, kind: str) -> None:
     """On a regular graph Metropolis' weights are those of the plain mean."""
@@ -716,6 +720,7 @@ def test_a_report_shows_the_graph(tmp_path: Path) -> None:
     assert not graph_of(federate(tmp_path, 3, method="fedavg", **keys).directory / "report.html")
 
 
+@pytest.mark.thorough
 def test_an_edge_is_as_opaque_as_it_was_used_often(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"local_epochs": 1, "max_samples": 160, "dispfl__degree": 3, "rounds": 4}
     outcome = federate(tmp_path, 8, method="dispfl", **keys)
@@ -729,6 +734,7 @@ def test_an_edge_is_as_opaque_as_it_was_used_often(tmp_path: Path) -> None:
     assert Counter(round(value, 4) for value in opacities) == by_use
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("clients", "drawn_as"), [(45, "lines"), (120, "picture")])
 def test_the_graph_of_many_clients(tmp_path: Path, clients: int, drawn_as: str) -> None:
     outcome = federate(tmp_path, 3, method="dfedavgm", rounds=2, max_samples=60, local_epochs=1)

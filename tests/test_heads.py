@@ -323,6 +323,7 @@ def test_fedpac_does_not_align_before_there_are_prototypes(tmp_path: Path) -> No
     assert equal(states(one), states(other))
 
 
+@pytest.mark.thorough
 def test_combined_heads_survive_a_resume(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"method": "fedpac", "rounds": 5, "participation": 0.6, "local_epochs": 1}
     whole = federate(tmp_path / "whole", CLIENTS, **keys)
@@ -404,6 +405,7 @@ class Reset(FloretClient):
         self.load_tensors({name: tensor for name, tensor in initial.items() if name.startswith("head.")})
 
 
+@pytest.mark.thorough
 def test_fedgh_with_a_server_that_stands_still_trains_alone_from_the_initial_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -543,6 +545,7 @@ def test_the_loss_of_gpfl(tmp_path: Path, reduction: str) -> None:
     assert client.loss(batch).item() == pytest.approx(sum(terms).item(), rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_gpfl_with_all_switches_off_is_fedper(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"local_epochs": 2, "rounds": 3, "participation": 0.75}
     fedper = federate(tmp_path, method="fedper", **keys)
@@ -613,6 +616,7 @@ def test_mu_is_the_weight_decay_of_valve_and_embeddings(tmp_path: Path) -> None:
 # All of them
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["fedpac", "fedgh", "gpfl"])
 def test_clients_with_one_sample_and_with_one_class(tmp_path: Path, method: str) -> None:
     folder = tmp_path / "data"

@@ -96,6 +96,7 @@ def test_one_sample_and_one_class_are_enough(tmp_path: Path, method: str) -> Non
     assert all(np.isfinite(array).all() for node in range(3) for array in kept_model(outcome, 1000 + node).values())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", STARTS)
 def test_absent_clients_are_measured_with_their_own_last_model(tmp_path: Path, method: str) -> None:
     keys: dict[str, Any] = {
@@ -172,6 +173,7 @@ def test_batch_normalisation(tmp_path: Path, method: str, monkeypatch: pytest.Mo
 # FedBABU
 
 
+@pytest.mark.thorough
 def test_fedbabu_shares_the_extractor_of_fedper_with_a_frozen_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +251,7 @@ def test_fedbabu_is_that_of_a_plain_loop(tmp_path: Path, tuned: str, epochs: int
 # LG-FedAvg
 
 
+@pytest.mark.thorough
 def test_lg_fedavg_of_fedavg_rounds_alone_is_fedavg(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"rounds": 3, "participation": 0.5, "local_epochs": 1, "evaluate_every": 1}
     fedavg = federate(tmp_path, 6, method="fedavg", **keys)
@@ -317,6 +320,7 @@ def test_lg_fedavg_sends_every_client_the_last_shared_extractor_once(tmp_path: P
     assert all(not equal_arrays(one, given[0]) for one in extractors)
 
 
+@pytest.mark.thorough
 def test_lg_fedavg_resumed_knows_who_has_an_extractor(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"method": "lg-fedavg", "rounds": 5, "participation": 0.6, "local_epochs": 1}
     keys |= {"lg_fedavg__fedavg_rounds": 1, "evaluate_every": 2}
@@ -520,6 +524,7 @@ def test_ala_has_converged_when_the_last_ten_losses_are_alike() -> None:
     assert not converged([99.0, *map(float, range(10))], 2.87)
 
 
+@pytest.mark.thorough
 def test_fedala_with_weights_that_stay_at_1_is_fedavg(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"rounds": 3, "local_epochs": 1, "max_samples": 300}
     fedavg = federate(tmp_path, method="fedavg", **keys)

@@ -136,6 +136,7 @@ def test_a_step_of_ditto_by_hand(tmp_path: Path) -> None:
     assert_close(client.upload(), {n: w[n] - 0.1 * by_w[n] for n in w})
 
 
+@pytest.mark.thorough
 def test_ditto_uses_and_keeps_its_personal_model(tmp_path: Path) -> None:
     outcome = federate(tmp_path, method="ditto", rounds=2)
     first, second = (line["clients"] for line in outcome.history)
@@ -186,6 +187,7 @@ def test_apfl_with_alpha_1_is_local(tmp_path: Path, model: str) -> None:
         assert not same_models(local, federate(tmp_path / "runs", method="apfl", **own, **keys))
 
 
+@pytest.mark.thorough
 def test_apfl_with_alpha_0_uses_the_shared_model_as_the_client_trained_it(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"rounds": 3, "local_epochs": 2}
     fedavg = federate(tmp_path, method="fedavg", **keys)
