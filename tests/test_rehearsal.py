@@ -26,7 +26,7 @@ from client_app.methods.fedavg import FedAvg
 from common.wire import DENSE
 from data import Split
 from strategies import METHODS
-from tests.harness import ON_MLP, Outcome, federate, kept, standing
+from tests.harness import ON_MLP, Outcome, delivered_again, federate, kept, standing
 from tests.pretend import Far, Gpu, MixedDevicesError
 from tests.test_papers import write_images
 
@@ -119,7 +119,7 @@ def counted(outcome: Outcome, *, batch_size: int, epochs: int) -> Counter[str]:
     """Return what happens on the device while a client receives, trains and prepares what it sends."""
     context = outcome.grid.contexts[NODE]
     with on_gpu(context) as gpu:
-        client = standing(context, last(outcome))
+        client = delivered_again(context, last(outcome))
         client.config = replace(client.config, batch_size=batch_size, local_epochs=epochs)
         gpu.counts.clear()
         client.receive()
