@@ -86,6 +86,8 @@ class FedPAC(FloretStrategy):
     """
 
     shares = "extractor"
+    # A square: it grows by far more than the features do while they are learned. ``head_variance`` checks it.
+    statistics = frozenset({ENERGY})
     Parameters = FedPACParameters
     parameters: FedPACParameters
 
