@@ -38,7 +38,15 @@ ON_MLP: dict[str, dict[str, Any]] = {"fedcpd": {"fedcpd__distill": False}, "pfed
 FIRST = ("fedavg", "pfps-lwc", "ua-pdfl", "fedcpd")
 EVERY_METHOD = [method if method in FIRST else pytest.param(method, marks=pytest.mark.thorough) for method in METHODS]
 
-# Numbers of values in the model of the default config.
+# Tensors of the model of the default config, and how many values they have.
+SHAPES = {
+    "extractor.fc1.weight": (128, 64),
+    "extractor.fc1.bias": (128,),
+    "extractor.fc2.weight": (64, 128),
+    "extractor.fc2.bias": (64,),
+    "head.weight": (10, 64),
+    "head.bias": (10,),
+}
 EXTRACTOR = (64 * 128 + 128) + (128 * 64 + 64)
 HEAD = 64 * 10 + 10
 MODEL_SIZE = EXTRACTOR + HEAD

@@ -38,19 +38,21 @@ from strategies.fedkd import (
     rank_for,
     whole,
 )
-from tests.harness import Outcome, checkpointed, delivered_again, federate, kept, personal, standing, uploads
+from tests.harness import (
+    MODEL_SIZE,
+    SHAPES,
+    Outcome,
+    checkpointed,
+    delivered_again,
+    federate,
+    kept,
+    personal,
+    standing,
+    uploads,
+)
 from tests.test_methods import same
 from tests.test_papers import equal, write_images
 
-SHAPES = {
-    "extractor.fc1.weight": (128, 64),
-    "extractor.fc1.bias": (128,),
-    "extractor.fc2.weight": (64, 128),
-    "extractor.fc2.bias": (64,),
-    "head.weight": (10, 64),
-    "head.bias": (10,),
-}
-SIZE = sum(math.prod(shape) for shape in SHAPES.values())
 QUICK: dict[str, Any] = {"max_samples": 240, "local_epochs": 1}
 
 
@@ -287,15 +289,15 @@ def test_a_student_travels_as_factors_both_ways(tmp_path: Path) -> None:
     outcome, records = uploads(tmp_path, method="fedkd", clients=3, rounds=3, **QUICK)
     shapes = [sizes_of(record) for record in records]
     assert [formula(found) for found in shapes] == [u for r in (1, 2, 3) for u in bytes_of(outcome, "up", r).values()]
-    assert all(formula(found) < 2 * SIZE for found in shapes)
+    assert all(formula(found) < 2 * MODEL_SIZE for found in shapes)
     # a head of 10 x 64 by ten classes: two classes give it rank two at most
     assert all(1 <= found[f"{STUDENT}.head.weight{LEFT}"][1] <= 8 for found in shapes)
-    assert set(bytes_of(outcome, "down", 1).values()) == {4 * SIZE}
+    assert set(bytes_of(outcome, "down", 1).values()) == {4 * MODEL_SIZE}
     for server_round in (2, 3):
         down = [sizes_of(message_to(outcome, i, server_round).content.array_records["arrays"]) for i in range(3)]
         assert down[0] == down[1] == down[2]
         assert bytes_of(outcome, "down", server_round) == dict.fromkeys("012", formula(down[0]))
-        assert formula(down[0]) < 3 * SIZE
+        assert formula(down[0]) < 3 * MODEL_SIZE
     # projection and teacher never travel
     assert {name.split(".")[0] for found in (*shapes, *down) for name in found} == {STUDENT}
     assert {name.removesuffix(LEFT).removesuffix(RIGHT) for name in shapes[0]} == {f"{STUDENT}.{n}" for n in SHAPES}
@@ -326,7 +328,7 @@ def test_who_was_not_there_is_sent_the_whole_student(tmp_path: Path) -> None:
     for server_round in range(2, 7):
         for name in there[server_round - 1]:
             again = name in there[server_round - 2]
-            assert (bytes_of(outcome, "down", server_round)[name] < 4 * SIZE) == again
+            assert (bytes_of(outcome, "down", server_round)[name] < 4 * MODEL_SIZE) == again
             seen.add(again)
     assert seen == {True, False}
 
@@ -335,8 +337,8 @@ def test_a_client_whose_reply_was_lost_is_sent_the_whole_student(tmp_path: Path)
     outcome = federate(tmp_path, 3, method="fedkd", rounds=4, tamper=lost((1, 2)), **QUICK)
     assert [[r["client"] for r in line["refused"]] for line in outcome.history] == [[], ["1"], [], []]
     down = [bytes_of(outcome, "down", server_round) for server_round in (3, 4)]
-    assert down[0]["1"] == 4 * SIZE > down[0]["0"] > 0
-    assert down[1]["1"] == down[1]["0"] < 4 * SIZE
+    assert down[0]["1"] == 4 * MODEL_SIZE > down[0]["0"] > 0
+    assert down[1]["1"] == down[1]["0"] < 4 * MODEL_SIZE
 
 
 def test_who_has_the_student_is_sent_nothing(tmp_path: Path) -> None:
@@ -344,9 +346,9 @@ def test_who_has_the_student_is_sent_nothing(tmp_path: Path) -> None:
     tamper = lost((0, 2), (1, 2))
     outcome = federate(tmp_path, 3, method="fedkd", rounds=4, min_replies=2, tamper=tamper, **QUICK)
     assert [len(line["refused"]) for line in outcome.history] == [0, 2, 0, 0]
-    assert bytes_of(outcome, "down", 3) == {"0": 4 * SIZE, "1": 4 * SIZE, "2": 0}
+    assert bytes_of(outcome, "down", 3) == {"0": 4 * MODEL_SIZE, "1": 4 * MODEL_SIZE, "2": 0}
     down = bytes_of(outcome, "down", 4)
-    assert down["0"] == down["1"] == down["2"] < 4 * SIZE
+    assert down["0"] == down["1"] == down["2"] < 4 * MODEL_SIZE
 
 
 def test_a_client_does_not_take_the_change_of_another_student(tmp_path: Path) -> None:
@@ -473,8 +475,8 @@ def test_each_client_is_sent_its_critical_elements_from_those_like_it(tmp_path: 
     outcome, records = uploads(tmp_path, method="fedcac", clients=4, rounds=2, fedcac__beta=2.0, **QUICK)
     bits = sum(-(-math.prod(shape) // 8) for shape in SHAPES.values())
     for server_round in (1, 2):
-        assert bytes_of(outcome, "up", server_round) == dict.fromkeys("0123", 4 * SIZE + bits)
-        assert bytes_of(outcome, "down", server_round) == dict.fromkeys("0123", 4 * SIZE)
+        assert bytes_of(outcome, "up", server_round) == dict.fromkeys("0123", 4 * MODEL_SIZE + bits)
+        assert bytes_of(outcome, "down", server_round) == dict.fromkeys("0123", 4 * MODEL_SIZE)
     masks = [{n: unpacked(record[MASK + n]) for n in SHAPES} for record in records[:4]]
     models = [from_record(ArrayRecord({n: record[n] for n in SHAPES})) for record in records[:4]]
     for mask in masks:
@@ -611,8 +613,8 @@ def test_apple_with_its_own_core_model_alone_is_local(tmp_path: Path, monkeypatc
 def test_core_models_travel_and_relationships_do_not(tmp_path: Path) -> None:
     outcome, records = uploads(tmp_path, method="apple", clients=4, rounds=3, **QUICK)
     for server_round in (1, 2, 3):
-        assert bytes_of(outcome, "up", server_round) == dict.fromkeys("0123", 4 * SIZE)
-        down = 0 if server_round == 1 else 3 * 4 * SIZE
+        assert bytes_of(outcome, "up", server_round) == dict.fromkeys("0123", 4 * MODEL_SIZE)
+        down = 0 if server_round == 1 else 3 * 4 * MODEL_SIZE
         assert bytes_of(outcome, "down", server_round) == dict.fromkeys("0123", down)
     assert all(set(record) == set(SHAPES) for record in records)
     for i, state in enumerate(personal(outcome)):
@@ -675,14 +677,14 @@ def test_a_client_downloads_no_more_than_it_may_and_first_what_is_new(tmp_path: 
     outcome = federate(tmp_path, 4, method="apple", rounds=6, apple__downloads=1, **QUICK)
     assert outcome.summary["refused"] == 0
     for server_round in range(2, 7):
-        assert set(bytes_of(outcome, "down", server_round).values()) == {4 * SIZE}
+        assert set(bytes_of(outcome, "down", server_round).values()) == {4 * MODEL_SIZE}
     for i, state in enumerate(personal(outcome)):
         # Of the three others one was new in each of the rounds 2, 3 and 4.
         first = {next(iter(message_to(outcome, i, r).content.array_records["arrays"])).split(".")[0] for r in (2, 3, 4)}
         assert first == set("0123") - {str(i)}
         assert {n.removeprefix(MEMORY + PEER) for n in state if n.startswith(MEMORY + PEER)} == first
     more = federate(tmp_path, 4, method="apple", rounds=2, apple__downloads=2, **QUICK)
-    assert set(bytes_of(more, "down", 2).values()) == {2 * 4 * SIZE}
+    assert set(bytes_of(more, "down", 2).values()) == {2 * 4 * MODEL_SIZE}
     asked = [m for m in more.grid.messages if m.metadata.message_type == "query.plan"]
     assert len(asked) == 4
     assert not any(m.content.array_records["arrays"] for m in asked)

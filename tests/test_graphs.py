@@ -29,7 +29,7 @@ from results.run import read_run
 from strategies.core import GraphParameters, draw_graph, metropolis_weights
 from strategies.core.graph import Graph
 from strategies.dispfl import kept_elements
-from tests.harness import MODEL_SIZE, Outcome, federate, kept, standing
+from tests.harness import MODEL_SIZE, SHAPES, Outcome, federate, kept, standing
 from tests.test_report import Page
 
 KINDS = ("ring", "random", "full")
@@ -416,16 +416,6 @@ def test_a_mask_is_moved_from_small_weights_to_large_scores() -> None:
 def masks_of(state: dict[str, torch.Tensor], prefix: str = MASK) -> dict[str, torch.Tensor]:
     whole = MEMORY + prefix
     return {name.removeprefix(whole): t for name, t in state.items() if name.startswith(whole)}
-
-
-SHAPES = {
-    "extractor.fc1.weight": (128, 64),
-    "extractor.fc1.bias": (128,),
-    "extractor.fc2.weight": (64, 128),
-    "extractor.fc2.bias": (64,),
-    "head.weight": (10, 64),
-    "head.bias": (10,),
-}
 
 
 @pytest.mark.parametrize("density", [0.5, 0.1])
