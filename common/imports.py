@@ -15,8 +15,7 @@ _DATABASE = "flwr.supercore.object_store.sql_object_store"
 def quick_imports() -> Iterator[None]:
     """Import, within this context, without garbage collection and Flower without the SuperLink's database.
 
-    Afterwards collection is off, so that the caller decides what it need not go through (``gc.freeze``). Of a Flower
-    that has no such module, all is imported.
+    Of a Flower that has no such module, all is imported.
     """
     gc.disable()
     name = "SqlObjectStore"
@@ -29,3 +28,4 @@ def quick_imports() -> Iterator[None]:
     finally:
         if sys.modules[_DATABASE] is placeholder:
             del sys.modules[_DATABASE]
+        gc.enable()

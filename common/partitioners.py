@@ -15,6 +15,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from common.errors import FloretError
+
 Indices = npt.NDArray[np.int64]
 
 
@@ -78,9 +80,17 @@ class DrawingProcess:
         os.waitpid(self.pid, 0)
 
     def draw(self, *arguments: Any) -> list[Indices]:
-        """Return what ``draw`` returns for these arguments; errors as there."""
-        self._connection.send(arguments)
-        answer = self._connection.recv()
+        """Return what ``draw`` returns for these arguments.
+
+        Raises:
+            ValueError: as there.
+            FloretError: the process has ended.
+        """
+        try:
+            self._connection.send(arguments)
+            answer = self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise FloretError("the process that draws the partition ended; was memory short?") from error
         if isinstance(answer, Exception):
             raise answer
         parts: list[Indices] = answer

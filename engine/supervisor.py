@@ -60,7 +60,6 @@ def prepare(plan: Plan) -> None:
     # What is there now stays: the forks' collector need not go through it, which would also copy its pages.
     gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 def run(plan: Plan) -> int:

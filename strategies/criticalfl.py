@@ -10,7 +10,7 @@ import numpy as np
 from common.config import between
 from common.errors import ConfigError, FloretError
 from common.tensors import MASK, NamedArrays, Specs, TensorSpec
-from strategies.core import Client, FloretStrategy, Setup
+from strategies.core import Client, FloretStrategy, Setup, StrategySetting
 
 NORM = "gradient-norm"
 # The largest square of a batch's gradient norm that counts: gradients are clipped to 10 in the published code.
@@ -128,11 +128,14 @@ class CriticalFL(FloretStrategy):
     Parameters = CriticalFLParameters
     parameters: CriticalFLParameters
 
-    def check(self) -> None:
-        """Refuse an aggregate that needs each element from every client."""
+    def __init__(self, setting: StrategySetting) -> None:
+        super().__init__(setting)
         self._periods = Periods(critical=self.parameters.initial_checks > 0)
         # The federated norm of the last round, or NaN before the first.
         self._norm = math.nan
+
+    def check(self) -> None:
+        """Refuse an aggregate that needs each element from every client."""
         if self.parameters.upload_fraction < 1 and self.config.aggregation not in ("mean", "clipped-mean"):
             raise ConfigError(
                 f"aggregation = {self.config.aggregation!r}: clients of criticalfl do not send all weights; "

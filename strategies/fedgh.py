@@ -9,7 +9,6 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from common.config import between
-from common.errors import ConfigError
 from common.sgd import Sgd
 from common.tensors import NamedArrays, Specs
 from strategies.core import Client, FloretStrategy, Setup
@@ -60,10 +59,7 @@ class FedGH(FloretStrategy):
         Raises:
             ConfigError: the config has one of them.
         """
-        if self.config.aggregation != "mean":
-            raise ConfigError(
-                f"aggregation = {self.config.aggregation!r}: fedgh averages nothing on the server; use mean"
-            )
+        self.need_mean()
         self.need_vectors()
 
     @classmethod

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from common.adam import Adam
 from common.config import between
-from common.errors import ConfigError, FloretError
+from common.errors import FloretError
 from common.names import without_prefix
 from common.seeds import torch_generator
 from common.tensors import NamedArrays, Specs, TensorSpec
-from strategies.core import Client, FloretStrategy, Network, Setup, UpdateNorms
+from strategies.core import Client, FloretStrategy, Network, Setup, StrategySetting, UpdateNorms
 
 log = logging.getLogger("flwr")
 
@@ -113,13 +113,12 @@ class FedPA(FloretStrategy):
     parameters: FedPAParameters
 
     def check(self) -> None:
-        """Refuse a head that does not take features as a row."""
+        """Refuse a head that takes no features: they are what is generated."""
+        self.need_vectors()
+
+    def __init__(self, setting: StrategySetting) -> None:
+        super().__init__(setting)
         self._moments: NamedArrays = {}
-        if any(isinstance(module, nn.Conv2d) for module in self.model.head.modules()):
-            raise ConfigError(
-                f"head-layers = {self.setup.head_layers}: fedpa generates what the head takes, and this head has a "
-                "convolution; use fewer"
-            )
 
     @classmethod
     def networks(cls, setup: Setup) -> dict[str, Network]:

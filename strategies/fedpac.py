@@ -92,8 +92,8 @@ class FedPAC(FloretStrategy):
     parameters: FedPACParameters
 
     def __init__(self, setting: StrategySetting) -> None:
-        self._combined: dict[str, NamedArrays] = {}
         super().__init__(setting)
+        self._combined: dict[str, NamedArrays] = {}
 
     @classmethod
     def uplink(cls, setup: Setup) -> Specs:

@@ -376,6 +376,18 @@ class FloretStrategy(Method, Strategy):
                 "use a convolutional model, or switch it off"
             )
 
+    def need_mean(self) -> None:
+        """Refuse another aggregate for a method that averages nothing on the server.
+
+        Raises:
+            ConfigError: the config has one.
+        """
+        if self.config.aggregation != "mean":
+            raise ConfigError(
+                f"aggregation = {self.config.aggregation!r}: {self.config.method} averages nothing on the server; "
+                "use mean"
+            )
+
     def need_vectors(self) -> None:
         """Refuse a head that takes feature maps, not vectors of features.
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from flwr.app import Array
 from flwr.serverapp import Grid
 
-from common.errors import ConfigError
 from common.tensors import NamedArrays
 from strategies.core.base import FloretStrategy
 from strategies.core.graph import GraphParameters, draw_graph
@@ -19,11 +18,7 @@ class Relay(FloretStrategy):
 
     def check(self) -> None:
         """Refuse an aggregate: there is none."""
-        if self.config.aggregation != "mean":
-            raise ConfigError(
-                f"aggregation = {self.config.aggregation!r}: {self.config.method} averages nothing on the server; "
-                "use mean"
-            )
+        self.need_mean()
 
     def initial_arrays(self) -> NamedArrays:
         """Return nothing: there is no global model."""
