@@ -25,12 +25,12 @@ PACKAGES = ("cli", "client_app", "common", "data", "engine", "models", "results"
 # Seconds for one call of pytest: a defect may make a test wait for ever.
 PATIENCE = 900.0
 
-TWO = "tests/test_two_models.py"
-STARTS = "tests/test_starts.py"
-HEADS = "tests/test_heads.py"
-GRAPHS = "tests/test_graphs.py"
-COLLABORATORS = "tests/test_collaborators.py"
-CRITICAL = "tests/test_critical.py"
+TWO = "tests/test_ditto_apfl_pfedme.py"
+STARTS = "tests/test_fedbabu_lg_fedavg_per_fedavg_fedala.py"
+HEADS = "tests/test_fedpac_fedgh_gpfl.py"
+GRAPHS = "tests/test_dfedavgm_dispfl.py"
+COLLABORATORS = "tests/test_fedkd_fedcac_apple.py"
+CRITICAL = "tests/test_criticalfl_fedpa.py"
 KEYS, METHODS, PAPERS, LOSSES = (f"tests/test_{name}.py" for name in ("keys", "methods", "papers", "losses"))
 STATE, RESUME, REPLIES, AGGREGATION = (
     f"tests/test_{name}.py" for name in ("state", "resume", "replies", "aggregation")

@@ -592,12 +592,12 @@ def test_ua_pdfl_asks_by_the_divergence_of_the_key(tmp_path: Path) -> None:
 HERE = "tests/test_keys.py"
 LOSS = f"{HERE}::test_a_loss_has_the_weights_of_the_keys"
 PAPERS = "tests/test_papers.py"
-TWO = "tests/test_two_models.py"
-STARTS = "tests/test_starts.py"
-HEADS = "tests/test_heads.py"
-GRAPHS = "tests/test_graphs.py"
-CRITICAL = "tests/test_critical.py"
-COLLABORATORS = "tests/test_collaborators.py"
+TWO = "tests/test_ditto_apfl_pfedme.py"
+STARTS = "tests/test_fedbabu_lg_fedavg_per_fedavg_fedala.py"
+HEADS = "tests/test_fedpac_fedgh_gpfl.py"
+GRAPHS = "tests/test_dfedavgm_dispfl.py"
+CRITICAL = "tests/test_criticalfl_fedpa.py"
+COLLABORATORS = "tests/test_fedkd_fedcac_apple.py"
 # What fails when a key does nothing; `python -m tests.defects` plants what else a key may do wrong.
 COVERED = {
     "method": "tests/test_methods.py::test_bytes_are_those_of_the_formula",
