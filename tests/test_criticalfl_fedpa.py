@@ -610,7 +610,7 @@ def test_the_first_round_with_the_terms_is_not_judged_by_the_one_without(tmp_pat
 
 
 def test_a_head_with_a_convolution_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="head-layers = 3: the head of model .cnn2. takes feature maps, fedpa"):
+    with pytest.raises(ConfigError, match=r"head-layers = 3: the head of model .cnn2. takes feature maps, fedpa"):
         federate(
             tmp_path / "runs",
             2,
