@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from client_app.audit import Audit
 from client_app.client import MODEL, ClientSetting, FloretClient, Resident
 from client_app.keeping import Quota
-from client_app.policy import Outgoing, Policy, PolicyError, setup_of
+from client_app.policy import Outgoing, Policy, PolicyError, cut_and_kinds
 from client_app.runtime import device_of, enter_app_folder, use_threads
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext, Store, identity, own_seed
 from common.config import RunConfig, one_of, read_keys
@@ -206,14 +206,13 @@ class Request:
             raise FloretError("the server's message has no num-classes, a whole number")
         policy.check_model(self.config, shape, classes)
         policy.check_data(self.config, self.data)
-        setup = setup_of(self.config, self.method, self.parameters, shape, classes)
-        policy.check_method(self.method, setup)
+        cut, kinds = cut_and_kinds(self.config, self.method, self.parameters, shape, classes)
+        policy.check_method(self.config.method, kinds)
         if not joins:
-            cut = self.scalars.get("head-layers")
-            if type(cut) is not int or cut != setup.head_layers:
+            said = self.scalars.get("head-layers")
+            if type(said) is not int or said != cut:
                 raise FloretError(
-                    f"the server's message has head-layers = {cut!r:.40}; with this model and method it must be "
-                    f"{setup.head_layers}"
+                    f"the server's message has head-layers = {said!r:.40}; with this model and method it must be {cut}"
                 )
             policy.check_day(Audit(self.state_dir, self.name).count_round())
 

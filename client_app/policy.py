@@ -5,8 +5,9 @@ is an error of one line, which this node logs and the server is told.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -202,17 +203,17 @@ class Policy:
                 "max-state-gb", self.max_state_gb, f"{state_dir} has {size / 1e9:.1f} GB; see floret state remove"
             )
 
-    def check_method(self, method: type[Method], setup: Setup) -> None:
-        """Check that the method sends only what may leave.
+    def check_method(self, method: str, kinds: Set[str]) -> None:
+        """Check that a method that sends these kinds of tensors sends only what may leave.
 
         Raises:
             PolicyError: names the kind of tensors that may not.
         """
-        kinds = sorted({kind_of(name) for name in method.uplink(setup)} - self.kinds())
-        if kinds:
-            raise _refused("leaves", self.leaves, f"method = {setup.config.method!r} sends {' and '.join(kinds)}")
+        wrong = sorted(kinds - self.kinds())
+        if wrong:
+            raise _refused("leaves", self.leaves, f"method = {method!r} sends {' and '.join(wrong)}")
 
-    def objection(self, method: str, kinds: set[str]) -> str:
+    def objection(self, method: str, kinds: Set[str]) -> str:
         """Return why a method that sends these kinds of tensors is not permitted; an empty text if it is."""
         if ALL not in self.methods and method not in self.methods:
             return "it is not among methods"
@@ -289,10 +290,19 @@ def setup_of(config: RunConfig, method: type[Method], parameters: Any, shape: tu
     return Setup(config, parameters, build_model(config.model, shape, classes, cut, None), cut, shape)
 
 
-def kinds_sent(config: RunConfig, method: type[Method], parameters: Any) -> set[str]:
+# Every message of a run is checked, and asks the same.
+@lru_cache(maxsize=8)
+def cut_and_kinds(
+    config: RunConfig, method: type[Method], parameters: Any, shape: tuple[int, ...], classes: int
+) -> tuple[int, frozenset[str]]:
+    """Return how many layers are the head, and the kinds of tensors that the method sends; see ``setup_of``."""
+    setup = setup_of(config, method, parameters, shape, classes)
+    return setup.head_layers, frozenset(kind_of(name) for name in method.uplink(setup))
+
+
+def kinds_sent(config: RunConfig, method: type[Method], parameters: Any) -> frozenset[str]:
     """Return the kinds of tensors that a method sends, with the model ``cnn2``, which all methods take."""
-    setup = setup_of(replace(config, model="cnn2"), method, parameters, (1, 28, 28), 10)
-    return {kind_of(name) for name in method.uplink(setup)}
+    return cut_and_kinds(replace(config, model="cnn2"), method, parameters, (1, 28, 28), 10)[1]
 
 
 def kind_of(name: str) -> str:

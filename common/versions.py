@@ -1,10 +1,13 @@
 """The versions that a result depends on."""
 
 import platform
+from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 
-def versions() -> dict[str, str]:
+@cache
+def versions() -> Mapping[str, str]:
     """Return the versions of Python and of the packages that a result depends on."""
     found = {"python": platform.python_version()}
     for package in ("floret", "flwr", "torch", "torchvision", "numpy", "ray"):

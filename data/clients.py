@@ -255,7 +255,7 @@ def describe(config: RunConfig, num_clients: int) -> Description:
     return Description(shape, num_classes, np.stack([np.bincount(y, minlength=num_classes) for y in train]))
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=8)
 def _client_indices(source: Source, scheme: Scheme, num_clients: int) -> tuple[Indices, ...]:
     return partition(load_pool(source).y, scheme, num_clients, source.dataset)
 

@@ -16,6 +16,9 @@ from common.names import without_prefix
 from results.history import Json, Round
 from results.run import Summary
 
+# How long a run tries to take its directory while others only look at it.
+_LOOKERS_SECONDS = 5.0
+
 
 class RunDirectory:
     """One directory a run: ``config.json``, ``history.jsonl``, ``summary.json``, ``report.html``, ``checkpoints/``.
@@ -47,18 +50,20 @@ class RunDirectory:
             raise FloretError(f"resume: {path} is in use; its run is still going") from error
 
     def _claim(self) -> None:
-        """Take the lock; a process that looks whether the run is going (``in_use``) has it for a moment.
+        """Take the lock; processes that look whether the run is going (``in_use``) have it for a moment each.
 
         Raises:
             OSError: another run has it.
         """
-        for pause in (0.01, 0.04, 0.2):
+        deadline = time.monotonic() + _LOOKERS_SECONDS
+        while True:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except OSError:
-                time.sleep(pause)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if in_use(self.path) or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.005)
 
     @classmethod
     def new(cls, config: RunConfig, run_id: int) -> Self:

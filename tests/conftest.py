@@ -17,8 +17,6 @@ import pytest
 # Two workers whose PyTorch takes all cores each would spin against each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.harness import copy_app
-
 if TYPE_CHECKING:
     from tests.deployment import Deployment
     from tests.local import Local
@@ -87,6 +85,8 @@ def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
 @contextmanager
 def running_simulator(folder: Path) -> Iterator[Simulator]:
     """Start a SuperLink in simulation mode whose files are below ``folder``, and end it."""
+    from tests.harness import copy_app
+
     home, output = folder / "flwr", folder / "runs"
     home.mkdir()
     output.mkdir()

@@ -38,6 +38,9 @@ ON_MLP: dict[str, dict[str, Any]] = {"fedcpd": {"fedcpd__distill": False}, "pfed
 FIRST = ("fedavg", "pfps-lwc", "ua-pdfl", "fedcpd")
 EVERY_METHOD = [method if method in FIRST else pytest.param(method, marks=pytest.mark.thorough) for method in METHODS]
 
+# Two rounds of two epochs: what comes again is there, and no more.
+FEW: dict[str, Any] = {"rounds": 2, "local_epochs": 2}
+
 # Tensors of the model of the default config, and how many values they have.
 SHAPES = {
     "extractor.fc1.weight": (128, 64),
@@ -190,13 +193,13 @@ def federate(
     report: bool = False,
     **keys: Any,
 ) -> Outcome:
-    """Run a whole federation with the default config but for ``keys``, two rounds unless said otherwise.
+    """Run a whole federation with the default config but for ``keys``, and ``FEW`` unless said otherwise.
 
     Clients keep their states in ``states``, by default an empty folder of this run's own. The report is drawn only if
     the test looks at it: that takes longer than most runs.
     """
     run_id = next(_run_ids)
-    values = run_config(output, **({"rounds": 2} | keys))
+    values = run_config(output, **(FEW | keys))
     states = states or Path(tempfile.mkdtemp(prefix="states-", dir=output.parent))
     grid = DirectGrid(values, clients, states, backwards=backwards, tamper=tamper)
     before = folders(output)

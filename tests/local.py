@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from results.runs import LocalEngine
-from tests.harness import ROOT, folders, run_config
+from tests.harness import FEW, ROOT, folders, run_config
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Local:
         self._engine = LocalEngine(ROOT)
 
     def run(self, output: Path, clients: int = 4, **keys: Any) -> Result:
-        """Make a run with the default config but for ``keys``, two rounds unless said otherwise."""
+        """Make a run with the default config but for ``keys``, and ``FEW`` unless said otherwise."""
         output.mkdir(exist_ok=True)
-        values = run_config(output, **({"rounds": 2} | keys))
+        values = run_config(output, **(FEW | keys))
         before = folders(output)
         log = Path(tempfile.mkdtemp(prefix="log-", dir=output.parent)) / "log.txt"
         federation = f"num-supernodes={clients} init-args-num-cpus=2"

@@ -190,7 +190,7 @@ def test_a_federation_learns_from_folders(tmp_path):
             save(tmp_path / "data" / name / f"{i}.png", (grey(8, 8) % 40 + level).astype(np.uint8))
     folder = str(tmp_path / "data")
     outcome = federate(
-        tmp_path / "runs", 2, method="fedavg", dataset="image-folder", data_dir=folder, partition="iid", rounds=2
+        tmp_path / "runs", 2, method="fedavg", dataset="image-folder", data_dir=folder, partition="iid", local_epochs=5
     )
     assert outcome.summary["accuracy"]["after"]["mean"] > 0.95
 

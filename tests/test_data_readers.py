@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.io
 import torch
-import torchvision.datasets
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,12 +32,16 @@ def read(dataset, data_dir):
 
 
 def save_svhn(path, images, labels):
+    import scipy.io
+
     # MATLAB's layout: height, width, channels, samples; labels are a column, and the digit 0 is 10.
     scipy.io.savemat(path, {"X": images.transpose(2, 3, 1, 0), "y": np.where(labels == 0, 10, labels)[:, None]})
     return ["", path.name, hashlib.md5(path.read_bytes()).hexdigest()]
 
 
 def test_svhn(tmp_path):
+    import torchvision.datasets
+
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (25, 3, 32, 32), dtype=np.uint8)
     labels = (np.arange(25) % 10).astype(np.uint8)

@@ -153,9 +153,13 @@ def write_clients(folder: Path, clients: int, *, shape: tuple[int, ...] = (20,),
 
 def test_a_users_own_files(tmp_path: Path) -> None:
     write_clients(tmp_path / "data", 3)
-    outcome = federate(
-        tmp_path / "runs", 3, method="fedper", dataset="npz-clients", data_dir=str(tmp_path / "data"), rounds=5
-    )
+    keys: dict[str, Any] = {
+        "dataset": "npz-clients",
+        "data_dir": str(tmp_path / "data"),
+        "rounds": 5,
+        "local_epochs": 5,
+    }
+    outcome = federate(tmp_path / "runs", 3, method="fedper", **keys)
     assert outcome.summary["accuracy"]["after"]["mean"] > 0.8
     assert {c["bytes"]["up"] for c in outcome.history[0]["clients"].values()} == {4 * (21 * 128 + 129 * 64)}
 

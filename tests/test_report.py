@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
 
-import matplotlib
 import pytest
 
 from common.errors import FloretError
@@ -423,6 +422,8 @@ def test_runs_that_differ_in_nothing_are_named_by_directory(tmp_path: Path) -> N
 
 
 def test_same_run_same_bytes_whatever_the_settings_of_matplotlib(tmp_path: Path) -> None:
+    import matplotlib
+
     directory = make_run(tmp_path / "run", classes=30)  # 30 classes: a heat map, the chart with an image in it
     report(directory)
     first = (directory / "report.html").read_bytes()

@@ -5,19 +5,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from flwr.app import Message, MetricRecord
-from mlflow import MlflowClient
-from mlflow.entities import Run
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common.errors import FloretError
 from results.history import Round
 from results.trackers import Mlflow
 from tests.harness import ROOT, federate, folders
 from tests.test_resume import ServerKilledError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 BOTH: dict[str, Any] = {"tensorboard": True, "tracker": "mlflow"}
 KEYS: dict[str, Any] = {"method": "fedprox", "local_epochs": 1, **BOTH}
@@ -32,7 +34,9 @@ def _no_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path / "cwd")
 
 
-def events(directory: Path) -> EventAccumulator:
+def events(directory: Path) -> "EventAccumulator":
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     return EventAccumulator(str(directory / "tensorboard"), size_guidance={"scalars": 0}).Reload()
 
 
@@ -40,7 +44,9 @@ def drawn(directory: Path, name: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in events(directory).Scalars(name)]
 
 
-def mlflow_runs(output: Path) -> tuple[MlflowClient, list[Run]]:
+def mlflow_runs(output: Path) -> "tuple[MlflowClient, list[Run]]":
+    from mlflow import MlflowClient
+
     client = MlflowClient(tracking_uri=f"sqlite:///{output / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("floret")
     return client, client.search_runs([experiment.experiment_id])
@@ -141,6 +147,8 @@ def test_a_resumed_run_goes_on_where_it_was_and_doubles_no_round(tmp_path: Path)
 def test_a_tracker_that_was_away_or_comes_late_gets_the_rounds_that_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    from mlflow import MlflowClient
+
     output, states = tmp_path / "runs", tmp_path / "states"
     send = Mlflow.round
 

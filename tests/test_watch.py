@@ -285,7 +285,6 @@ def test_a_run_resumed_for_more_rounds_and_killed_is_not_finished(tmp_path: Path
     assert looked(run).news(0, 0)["state"] == "stopped"
 
 
-@pytest.mark.thorough
 def test_whoever_looks_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     RunDirectory(folder)
