@@ -35,7 +35,7 @@ ON_MLP: dict[str, dict[str, Any]] = {"fedcpd": {"fedcpd__distill": False}, "pfed
 
 # Methods that together use all that a method can: an aggregate, what clients remember, messages of peers, a second
 # network and prototypes. Tests of every method try these among the first, and the rest among the thorough ones.
-FIRST = ("fedavg", "pfps-lwc", "ua-pdfl", "fedcpd")
+FIRST = ("ua-pdfl", "fedcpd")
 EVERY_METHOD = [method if method in FIRST else pytest.param(method, marks=pytest.mark.thorough) for method in METHODS]
 
 # Two rounds of two epochs: what comes again is there, and no more.

@@ -80,6 +80,7 @@ def test_this_app_is_the_same() -> None:
     check_same_code(Bundle("floret/floret 0.1.0", app(), "key"))
 
 
+@pytest.mark.thorough
 def test_an_app_that_unpacks_to_gigabytes_is_not_unpacked() -> None:
     honest = app(zeros, without=OWN)
     assert len(honest) < 2 * 2**20

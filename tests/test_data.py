@@ -831,6 +831,7 @@ def bomb(path, shape, dtype="u1", y=None):
             np.lib.format.write_array(content, np.arange(10) % 2 if y is None else y)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("shape", "dtype", "text"),
     [

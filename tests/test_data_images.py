@@ -505,6 +505,7 @@ def test_more_than_eight_bits_are_not_cut_off(tmp_path):
         )
 
 
+@pytest.mark.thorough
 def test_nothing_is_said_and_no_warning_filter_stays(tmp_path):
     palette = Image.fromarray(grey(), mode="P")
     palette.putpalette(list(range(256)) * 3)

@@ -691,6 +691,7 @@ def graph_of(path: Path) -> str:
     return found[0] if found else ""
 
 
+@pytest.mark.thorough
 def test_a_report_shows_the_graph(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"local_epochs": 1, "max_samples": 120, "report": True}
     outcome = federate(tmp_path, 6, method="dfedavgm", rounds=3, **keys)

@@ -71,6 +71,7 @@ def test_one_model_goes_down_and_one_comes_up(tmp_path: Path, method: str) -> No
         assert all(c["bytes"] == {"up": 4 * MODEL_SIZE, "down": 4 * MODEL_SIZE} for c in line["clients"].values())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["ditto", "apfl", "pfedme"])
 def test_a_client_with_one_sample_and_a_client_that_comes_late(tmp_path: Path, method: str) -> None:
     data = tmp_path / "data"
@@ -105,6 +106,7 @@ def test_identities_with_batch_normalisation(tmp_path: Path, monkeypatch: pytest
 # Ditto
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_what_ditto_shares_is_fedavg(tmp_path: Path, participation: float) -> None:
     keys: dict[str, Any] = {"rounds": 3, "participation": participation, "local_epochs": 2}
@@ -167,6 +169,7 @@ def test_a_mixture_and_its_alpha_by_hand() -> None:
         assert found.item() == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("own", [{}, {"apfl__adapt": "batch", "apfl__alpha_lr": 1.0, "apfl__alpha": 0.1}])
 def test_what_apfl_shares_is_fedavg(tmp_path: Path, own: dict[str, Any]) -> None:
     keys: dict[str, Any] = {"rounds": 3, "participation": 0.5, "local_epochs": 2}
@@ -242,6 +245,7 @@ def test_alpha_is_adapted_as_often_as_the_key_says(tmp_path: Path, monkeypatch: 
 # pFedMe
 
 
+@pytest.mark.thorough
 def test_pfedme_that_goes_all_the_way_after_one_step_is_fedavg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys: dict[str, Any] = {"rounds": 3, "local_epochs": 2}
     monkeypatch.setattr(FedAvg, "weighted", False)

@@ -88,6 +88,7 @@ def write_uneven(folder: Path) -> dict[str, Any]:
     return {"dataset": "npz-clients", "data_dir": str(folder), "validation_fraction": 0.0, "num_classes": 2}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", STARTS)
 def test_one_sample_and_one_class_are_enough(tmp_path: Path, method: str) -> None:
     keys = write_uneven(tmp_path / "data")
@@ -150,6 +151,7 @@ def normalised_mlp(shape: tuple[int, ...], classes: int) -> list[Layer]:
     return [first, second, Layer((("fc", nn.Linear(16, classes)),))]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", STARTS)
 def test_batch_normalisation(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BUILDERS, "mlp", normalised_mlp)
@@ -259,6 +261,7 @@ def test_lg_fedavg_of_fedavg_rounds_alone_is_fedavg(tmp_path: Path) -> None:
     assert not same(fedavg, federate(tmp_path, 6, method="lg-fedavg", lg_fedavg__fedavg_rounds=2, **keys))
 
 
+@pytest.mark.thorough
 def test_lg_fedavg_without_fedavg_rounds_is_fedper_turned_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -464,6 +467,7 @@ def test_per_fedavg_is_that_of_a_plain_loop(tmp_path: Path, variant: str, adapt:
     assert not equal_arrays(own, seen.up[1, 1000])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("variant", ["hessian-free", "first-order"])
 def test_per_fedavg_without_an_inner_step_is_fedavg(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
@@ -586,6 +590,7 @@ def test_ala_is_that_of_a_plain_loop(tmp_path: Path, layers: int, percent: int, 
     assert any((weight < 1).any() for weight in before.values())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("keys", "epochs"),
     [

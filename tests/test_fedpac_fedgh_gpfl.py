@@ -180,6 +180,7 @@ AS_REP: dict[str, Any] = {"fedpac__head_lr": 0.02, "fedpac__head_epochs": 2}
 OFF: dict[str, Any] = {"fedpac__align": False, "fedpac__combine": False}
 
 
+@pytest.mark.thorough
 def test_fedpac_with_both_switches_off_is_fedrep(tmp_path: Path) -> None:
     fedrep = federate(tmp_path, method="fedrep", fedrep__head_epochs=2, **REP)
     assert same(fedrep, federate(tmp_path, method="fedpac", **REP, **AS_REP, **OFF))

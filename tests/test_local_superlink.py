@@ -115,6 +115,7 @@ def test_a_simulation_of_another_environment_is_refused(tmp_path: Path, other: P
         os.kill(pid, 0)
 
 
+@pytest.mark.thorough
 def test_the_environment_that_runs_the_apps_counts(
     tmp_path: Path, other: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -485,6 +485,7 @@ def test_command_reports_a_run(tmp_path: Path) -> None:
     assert (tmp_path / "other.html").read_bytes() == (directory / "report.html").read_bytes()
 
 
+@pytest.mark.thorough
 def test_command_compares_runs(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     make_run(tmp_path / "b", method="fedper")
@@ -494,6 +495,7 @@ def test_command_compares_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "a" / "report.html").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

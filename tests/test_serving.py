@@ -17,8 +17,10 @@ import pytest
 import torch
 
 from cli import main as command
+from client_app.client import FloretClient
 from client_app.serving import find_personal, load_personal
 from common.durable import read_manifest, write_manifest
+from common.registry import load_class
 from data import load_client
 from data.text import tokens
 from server_app.settings import read_config
@@ -112,6 +114,18 @@ CASES = [
     *("batch normalisation, resnet18", "head of three layers, vgg11", "floats, cnn3", "features", "texts"),
     "texts, fedproto",
 ]
+
+
+def answering() -> list[str]:
+    """Return a method of each way to answer (``FloretClient.serving``): the others' files are made alike."""
+    found: dict[object, str] = {}
+    for method in ("fedavg", *METHODS):
+        found.setdefault(load_class("client_app.methods", method, FloretClient).serving, method)
+    return list(found.values())
+
+
+# What is exported: every way to answer, network and kind of data.
+FILES = [*answering(), *(name for name in CASES if name not in METHODS)]
 
 
 @dataclass(frozen=True)
@@ -262,10 +276,10 @@ class Exported:
 
 @pytest.fixture(scope="module")
 def exported(federated: Callable[[str], Federated], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
-    """Export every case by the command line, and load all files in one process that has no Floret."""
+    """Export ``FILES`` by the command line, and load all files in one process that has no Floret."""
     folder = tmp_path_factory.mktemp("exported")
     own: dict[str, dict[str, np.ndarray]] = {}
-    for place, name in enumerate(CASES):
+    for place, name in enumerate(FILES):
         run, there = federated(name), folder / f"{place:02d}"
         there.mkdir()
         client = next(iter(run.outcome.history[-1]["clients"]))
@@ -289,13 +303,13 @@ def exported(federated: Callable[[str], Federated], tmp_path_factory: pytest.Tem
     about = json.loads(done.stdout)
     return {
         name: Exported(dict(np.load(folder / f"{i:02d}" / "outside.npz")), own[name], about[f"{i:02d}"])
-        for i, name in enumerate(CASES)
+        for i, name in enumerate(FILES)
     }
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["pt2", "onnx"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", FILES)
 def test_an_exported_model_gives_the_same_scores_without_floret(
     exported: dict[str, Exported], name: str, kind: str
 ) -> None:
@@ -309,11 +323,12 @@ def test_an_exported_model_gives_the_same_scores_without_floret(
 
 
 def test_an_exported_model_says_what_it_is(exported: dict[str, Exported]) -> None:
-    for about in exported["fedper"].about:
+    assert {"fedavg", "fedproto", "gpfl"} <= set(answering())
+    for about in exported["fedavg"].about:
         assert about == {
             "client": "0",
             "federation": "default",
-            "method": "fedper",
+            "method": "fedavg",
             "round": 2,
             "input": {"shape": ["batch", 1, 8, 8], "dtype": "uint8"},
             "output": {"shape": ["batch", 10], "meaning": "scores; the class with the highest is the answer"},
@@ -487,6 +502,7 @@ def test_a_suffix_that_is_none_of_the_two(floret: Floret, there: Federated, tmp_
     assert line == f"--output {path}: must end in .pt2 (torch.export) or .onnx"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["model.pt2", "model.onnx", "out.csv"])
 def test_an_output_that_cannot_be_written(there: Federated, floret: Floret, tmp_path: Path, name: str) -> None:
     which = ("--state-dir", there.states, "--client-name", "0")

@@ -144,6 +144,7 @@ def test_a_resumed_run_goes_on_where_it_was_and_doubles_no_round(tmp_path: Path)
     assert drawn(directory, "seconds")[3][1] == pytest.approx(resumed.history[3]["seconds"])
 
 
+@pytest.mark.thorough
 def test_a_tracker_that_was_away_or_comes_late_gets_the_rounds_that_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -169,6 +170,7 @@ def test_a_tracker_that_was_away_or_comes_late_gets_the_rounds_that_it_lacks(
     assert_all_there(output, first.directory, longer.history)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("error", "status"), [(FloretError, "FAILED"), (ServerKilledError, "KILLED")])
 def test_a_run_that_does_not_come_to_its_end_says_so(
     tmp_path: Path, error: type[BaseException], status: str, monkeypatch: pytest.MonkeyPatch
@@ -224,6 +226,7 @@ def test_a_store_that_cannot_be_reached_is_told_before_any_client_trains(
     assert not list((tmp_path / "runs").rglob("history.jsonl"))
 
 
+@pytest.mark.thorough
 def test_a_server_without_the_packages_starts() -> None:
     script = "import sys, server_app.app; print([name for name in ('mlflow', 'tensorboard') if name in sys.modules])"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

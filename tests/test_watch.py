@@ -213,6 +213,7 @@ def test_a_long_history_is_read_in_parts(tmp_path: Path) -> None:
     assert follower.news(0, 0)["rounds"] == looked(run).news(0, 0)["rounds"]
 
 
+@pytest.mark.thorough
 def test_what_is_sent_of_200_clients_stays_small(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", rounds=301, done=300, names=[f"client-{place}" for place in range(200)])
     follower = looked(run)
