@@ -91,6 +91,7 @@ def test_an_app_that_unpacks_to_gigabytes_is_not_unpacked() -> None:
             assert wrong_with(content).startswith(line)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_a_method_that_python_does_not_unpack_in_pieces_is_refused(method: int) -> None:
     def bomb(archive: zipfile.ZipFile) -> None:

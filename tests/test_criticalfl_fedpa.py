@@ -427,6 +427,7 @@ def test_the_losses_of_the_generator_by_hand() -> None:
     assert diversity_loss(noise, features, labels).item() == pytest.approx(expected)
 
 
+@pytest.mark.thorough
 def test_adam_is_that_of_pytorch_from_round_to_round() -> None:
     torch.manual_seed(1)
     mine, theirs = nn.Linear(4, 3), nn.Linear(4, 3)

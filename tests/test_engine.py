@@ -192,7 +192,6 @@ def test_a_run_that_was_stopped_is_resumed_with_the_same_numbers(runner: Runner,
     assert numbers(stopped) == numbers(whole)
 
 
-@pytest.mark.quick
 def test_a_worker_that_is_killed_is_replaced_and_its_client_asked_again(
     local: Local, runner: Runner, tmp_path: Path
 ) -> None:
