@@ -1,5 +1,6 @@
 """``floret policy``: what a node's policy permits, before it joins anything."""
 
+from collections.abc import Set
 from pathlib import Path
 
 import click
@@ -30,16 +31,17 @@ def policy(file: Path | None, partition: bool, run_config: tuple[str, ...]) -> N
     defaults = default_config(Path(__file__).resolve().parents[1])
     wide = max(map(len, METHODS))
     for name in METHODS:
-        kinds = kinds_sent(*read_config(defaults | {"method": name}))
+        config, _, parameters = read_config(defaults | {"method": name})
+        kinds = kinds_sent(config, parameters)
         wrong = permitted.objection(name, kinds)
         click.echo(f"{name.ljust(wide)}  {f'not permitted: {wrong}' if wrong else f'sends {_listed(kinds)}'}")
     if run_config:
         keys = defaults
         for text in run_config:
             keys = merged(keys, parse_run_config(text))
-        config, method, parameters = read_config(keys)
+        config, _, parameters = read_config(keys)
         permitted.check_run(config, parameters)
-        kinds = kinds_sent(config, method, parameters)
+        kinds = kinds_sent(config, parameters)
         wrong = permitted.objection(config.method, kinds)
         if wrong:
             raise PolicyError(f"method = {config.method!r}: not permitted: {wrong}")
@@ -48,5 +50,5 @@ def policy(file: Path | None, partition: bool, run_config: tuple[str, ...]) -> N
         )
 
 
-def _listed(kinds: set[str]) -> str:
+def _listed(kinds: Set[str]) -> str:
     return ", ".join(sorted(kinds)) or "no tensors"

@@ -206,7 +206,7 @@ class Request:
             raise FloretError("the server's message has no num-classes, a whole number")
         policy.check_model(self.config, shape, classes)
         policy.check_data(self.config, self.data)
-        cut, kinds = cut_and_kinds(self.config, self.method, self.parameters, shape, classes)
+        cut, kinds = cut_and_kinds(self.config, self.parameters, shape, classes)
         policy.check_method(self.config.method, kinds)
         if not joins:
             said = self.scalars.get("head-layers")

@@ -16,12 +16,13 @@ from common.config import RunConfig, between, check_known, choice, folder_name, 
 from common.errors import ConfigError, FloretError
 from common.filters import Payload
 from common.norms import group_of
+from common.registry import load_class
 from common.tensors import MASK, NamedArrays
 from common.yamlfile import read_yaml
 from data import ClientData
 from models import MODELS, build_model, count_values, head_layers
 from strategies import METHODS
-from strategies.core import Method, Setup, keys_of
+from strategies.core import FloretStrategy, Method, Setup, keys_of
 
 ALL = "all"
 # What can leave, by the group of its tensors. Of other names, those of networks beside the model are
@@ -293,16 +294,17 @@ def setup_of(config: RunConfig, method: type[Method], parameters: Any, shape: tu
 # Every message of a run is checked, and asks the same.
 @lru_cache(maxsize=8)
 def cut_and_kinds(
-    config: RunConfig, method: type[Method], parameters: Any, shape: tuple[int, ...], classes: int
+    config: RunConfig, parameters: Any, shape: tuple[int, ...], classes: int
 ) -> tuple[int, frozenset[str]]:
     """Return how many layers are the head, and the kinds of tensors that the method sends; see ``setup_of``."""
+    method = load_class("strategies", config.method, FloretStrategy)
     setup = setup_of(config, method, parameters, shape, classes)
     return setup.head_layers, frozenset(kind_of(name) for name in method.uplink(setup))
 
 
-def kinds_sent(config: RunConfig, method: type[Method], parameters: Any) -> frozenset[str]:
+def kinds_sent(config: RunConfig, parameters: Any) -> frozenset[str]:
     """Return the kinds of tensors that a method sends, with the model ``cnn2``, which all methods take."""
-    return cut_and_kinds(replace(config, model="cnn2"), method, parameters, (1, 28, 28), 10)[1]
+    return cut_and_kinds(replace(config, model="cnn2"), parameters, (1, 28, 28), 10)[1]
 
 
 def kind_of(name: str) -> str:

@@ -193,6 +193,10 @@ class RunConfig:
                 "together they must leave at least 0.05 for training"
             )
 
+    def decayed(self, rate: float, server_round: int) -> float:
+        """Return a learning rate as it is in a round, from 1: multiplied by ``lr-decay`` after each."""
+        return rate * self.lr_decay ** (server_round - 1)
+
 
 def check_known(
     values: Mapping[str, Any], known: Iterable[str], of: str = "the run config", page: str = "docs/configuration.md"

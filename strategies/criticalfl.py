@@ -159,7 +159,6 @@ class CriticalFL(FloretStrategy):
 
     def sample(self, server_round: int) -> list[Client]:
         """Check for a critical period if it is time, then draw."""
-        self._lr = self.config.lr * self.config.lr_decay ** (server_round - 1)
         if server_round % self.parameters.check_every == 0 and not math.isnan(self._norm):
             present = self.roster.present()
             least = super().wanted(present)
@@ -198,7 +197,8 @@ class CriticalFL(FloretStrategy):
             super().accumulate(client, {name: arrays[name] for name in self.arrays}, samples)
         else:
             self._mean.add(arrays, self.weight(samples))
-        self._norms.append(self._lr * math.ceil(samples / self.config.batch_size) * square)
+        steps = math.ceil(samples / self.config.batch_size)
+        self._norms.append(self.config.decayed(self.config.lr, self.round) * steps * square)
 
     def aggregate(self) -> NamedArrays:
         """Return the new model."""

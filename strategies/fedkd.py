@@ -168,7 +168,6 @@ class FedKD(FloretStrategy):
 
     def prepare(self, server_round: int, clients: list[Client], grid: Grid) -> list[Client]:
         """Return all of them; see who has the student that the last change is of, or the one after it."""
-        self._round = server_round
         known = (self._version, self._previous)
         # Whoever is refused may have kept what it was sent: what it has is not known until it is accepted.
         has = {client.name: self._has.pop(client.name, NOTHING) for client in clients}
@@ -197,12 +196,12 @@ class FedKD(FloretStrategy):
         """Return the global student after the part of the mean change that clients are sent."""
         mean = {name: torch.from_numpy(array) for name, array in super().aggregate().items()}
         before = {name: torch.tensor(array) for name, array in self.arrays.items()}
-        energy = energy_at(self.parameters, self._round, self.config.rounds)
+        energy = energy_at(self.parameters, self.round, self.config.rounds)
         sent = {name: tensor.numpy() for name, tensor in compressed(before, mean, energy).items()}
         # The factors that are applied are those that travel: clients do not drift away where ``wire`` rounds them.
         self._change = dict(pack(sent, self._downlink, self.config.wire))
         rounded = {name: array for name, array in self._unpacked().items() if name.endswith((LEFT, RIGHT))}
-        self._previous, self._version = self._version, self._round
+        self._previous, self._version = self._version, self.round
         return whole(self.arrays, sent | rounded)
 
     def state_dict(self) -> NamedArrays:

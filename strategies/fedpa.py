@@ -9,7 +9,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from flwr.app import Array
-from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from common.adam import Adam
@@ -138,11 +137,6 @@ class FedPA(FloretStrategy):
         """Return the model, the generator, and a prototype for each class, optional."""
         return {**setup.tensors("model"), **cls.shared_networks(setup), **setup.prototypes()}
 
-    def prepare(self, server_round: int, clients: list[Client], grid: Grid) -> list[Client]:
-        """Note the round, by which weights decay."""
-        self._round = server_round
-        return clients
-
     def evaluation_payload(self, client: Client, server_round: int) -> Mapping[str, np.ndarray | Array]:
         """Return the model alone."""
         return {name: self.arrays[name] for name in self.setup.tensor_names("model")}
@@ -187,7 +181,7 @@ class FedPA(FloretStrategy):
         self._moments = arrays
 
     def _trained_generator(self) -> NamedArrays:
-        own, decayed = self.parameters, self.parameters.decay ** (self._round - 1)
+        own, decayed = self.parameters, self.parameters.decay ** (self.round - 1)
         network = self.networks(self.setup)[GENERATOR].bare()
         assert isinstance(network, Generator)
         tensors = without_prefix(self.arrays, f"{GENERATOR}.")
@@ -199,7 +193,7 @@ class FedPA(FloretStrategy):
         classes = counts.sum(0).nonzero().flatten().tolist()
         shares = counts / counts.sum(0).clamp(min=1)
         prototypes, known = self._known_prototypes()
-        random = torch_generator(self.config.seed, GENERATOR, self._round)
+        random = torch_generator(self.config.seed, GENERATOR, self.round)
         for _ in range(own.generator_steps):
             noise, labels = network.draw(own.generator_batch, classes, random)
             optimizer.zero_grad()
@@ -213,7 +207,7 @@ class FedPA(FloretStrategy):
             optimizer.step()
         trained = {f"{GENERATOR}.{name}": t.numpy().copy() for name, t in network.state_dict().items()}
         if not all(np.isfinite(array).all() for array in trained.values()):
-            log.warning("Round %d: the generator diverged and stays as it was", self._round)
+            log.warning("Round %d: the generator diverged and stays as it was", self.round)
             return {}
         self._moments = optimizer.state_dict()
         return trained

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from flwr.app import Array
-from flwr.serverapp import Grid
 
 from common.config import between
 from common.errors import FloretError
@@ -45,7 +44,6 @@ class LGFedAvg(FloretStrategy):
 
     def __init__(self, setting: StrategySetting) -> None:
         super().__init__(setting)
-        self._round = 0
         # Clients with an extractor of their own: they have trained one since the FedAvg rounds.
         self._own: set[str] = set()
 
@@ -53,11 +51,6 @@ class LGFedAvg(FloretStrategy):
         """Return what travels of the initial model."""
         travels = self.uplink(self.setup)
         return {name: array for name, array in super().initial_arrays().items() if name in travels}
-
-    def prepare(self, server_round: int, clients: list[Client], grid: Grid) -> list[Client]:
-        """Note which round it is."""
-        self._round = server_round
-        return clients
 
     def payload(self, client: Client, server_round: int) -> Mapping[str, np.ndarray | Array]:
         """Return the model, or the head for a client that has an extractor of its own."""
@@ -75,7 +68,7 @@ class LGFedAvg(FloretStrategy):
         Raises:
             FloretError: an extractor came that is private in this round, or one that is shared did not.
         """
-        fedavg = self._round <= self.parameters.fedavg_rounds
+        fedavg = self.round <= self.parameters.fedavg_rounds
         for name in self.setup.tensor_names("extractor"):
             if (name in arrays) != fedavg:
                 raise FloretError(f"tensor {name} " + ("is missing" if fedavg else "is private to the client now"))

@@ -181,8 +181,8 @@ DEFECTS: list[Defect] = [
         "strategies/core/base.py",
         (
             "lr-decay raised to one power more",
-            "self.config.lr_decay ** (server_round - 1)",
-            "self.config.lr_decay**server_round",
+            "self.config.decayed(self.config.lr, server_round)",
+            "self.config.decayed(self.config.lr, server_round + 1)",
             f"{KEYS}::test_lr_decay_is_of_the_rounds_before",
         ),
         (
@@ -1368,7 +1368,7 @@ DEFECTS: list[Defect] = [
         ),
         (
             "FedPAC: the head's rate does not decay",
-            'own.head_lr * self.config.lr_decay ** (self.message["round"] - 1)',
+            'self.config.decayed(own.head_lr, self.message["round"])',
             "own.head_lr",
             f"{HEADS}::test_fedpac_with_both_switches_off_is_fedrep",
         ),

@@ -1,7 +1,7 @@
 """CriticalFL and FedPA: formulas by hand, what travels, with what settings they are FedAvg, and what is refused."""
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,17 @@ import torch.nn.functional as F  # noqa: N812
 from flwr.app import Message
 from torch import nn
 
-from cli.sharing import groups
 from client_app.batches import normalise
 from client_app.client import MODEL
 from client_app.methods.criticalfl import CriticalFL, largest
-from client_app.policy import kinds_sent, setup_of
+from client_app.policy import kinds_sent
 from common.adam import Adam
 from common.errors import ConfigError, FloretError
 from common.registry import load_class
-from common.tensors import MASK, Free, NamedArrays, TensorSpec
+from common.tensors import MASK, NamedArrays, TensorSpec
 from common.wire import DENSE, SPARSE, from_record, pack, payload_bytes, to_record, unpack
 from server_app.checkpoint import Checkpoints
 from server_app.settings import read_config
-from strategies import METHODS
 from strategies.core import FloretStrategy
 from strategies.criticalfl import NORM, CriticalFLParameters, Periods, SparseMean, federated_norm
 from strategies.fedpa import COUNTS, Generator, distance_loss, diversity_loss, fidelity_loss
@@ -484,7 +482,7 @@ def test_what_fedpa_sends_and_receives(tmp_path: Path) -> None:
             assert {f"prototype.{c}" for c in np.flatnonzero(counts)} == own
     assert not any(name.startswith("generator.") for record in records for name in record)
     config, _, own = read_config(run_config(tmp_path, method="fedpa"))
-    kinds = kinds_sent(config, load_class("strategies", "fedpa", FloretStrategy), own)
+    kinds = kinds_sent(config, own)
     assert kinds == {"extractor", "head", "prototypes", "representations"}
 
 
@@ -629,30 +627,3 @@ def test_moments_of_the_generator_survive(tmp_path: Path) -> None:
     resumed = federate(tmp_path / "cut", CLIENTS, states=tmp_path / "states", resume=str(directory), **keys)
     assert_same(whole, resumed)
     assert equal(checkpointed(whole), checkpointed(resumed))
-
-
-# What ``floret list methods`` says of what methods share
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_method_is_listed_by_what_its_class_declares(tmp_path: Path, method: str) -> None:
-    (title,) = [title for title, methods in groups().items() if method in methods]
-    config, _, own = read_config(run_config(tmp_path, method=method))
-    kind = load_class("strategies", method, FloretStrategy)
-    setup = setup_of(replace(config, model="cnn2"), kind, own, (1, 28, 28), 10)
-    sent, received = kind.uplink(setup), kind.downlink(setup)
-    specs = [*sent.values(), *received.values()]
-    part = {"model-without-batch-norm": "the model without batch normalisation"}.get(kind.shares, f"the {kind.shares}")
-    assert (part in title) == (kind.shares != "nothing")
-    assert ("prototypes" in title) == any(name.startswith("prototype.") for name in {*sent, *received})
-    assert ("networks beside the model" in title) == any(n.shared for n in kind.networks(setup).values())
-    assert ("sparse" in title) == any(spec.sparse for spec in specs)
-    assert ("factors" in title) == any(isinstance(side, Free) for spec in specs for side in spec.shape)
-    assert ("passed on" in title) == kind.relays
-    assert (title == "nothing") == (not specs)
-
-
-def test_groups_have_every_method_once() -> None:
-    listed = [method for methods in groups().values() for method in methods]
-    assert sorted(listed) == sorted(METHODS)
-    assert "fedper" in groups()["the extractor"]

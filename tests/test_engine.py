@@ -198,7 +198,7 @@ def test_a_worker_that_is_killed_is_replaced_and_its_client_asked_again(
     whole = local.run(tmp_path / "whole", method="fedper", rounds=3, local_epochs=40)
     # A message that is lost is refused after a while, and so changes the history.
     process = runner.start('method="fedper" rounds=3 local-epochs=40 round-timeout=30')
-    until(lambda: runner.output.exists() and list(runner.output.iterdir()), "no run")
+    until(lambda: runner.output.exists() and any(runner.output.iterdir()), "no run")
     runner.until_round(1)
     # The server's process is the oldest of the three.
     killed = sorted(children(process.pid))[1:]

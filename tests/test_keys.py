@@ -228,12 +228,12 @@ def test_a_start_waits_for_min_clients(tmp_path: Path) -> None:
 
 
 def test_a_start_waits_no_longer_than_round_timeout(tmp_path: Path) -> None:
-    values = run_config(tmp_path, min_clients=3, round_timeout=0.3)
+    values = run_config(tmp_path, min_clients=3, round_timeout=1.0)
     federation = Federation(DirectGrid(values, 2, tmp_path / "states"), read_config(values)[0])
     begun = time.monotonic()
-    with pytest.raises(FloretError, match=r"2 of 3 clients joined within round-timeout = 0\.3 s"):
+    with pytest.raises(FloretError, match=r"2 of 3 clients joined within round-timeout = 1 s"):
         federation.gather(lambda here, wanted: None)
-    assert 0.3 <= time.monotonic() - begun < 20
+    assert 1 <= time.monotonic() - begun < 20
 
 
 def test_as_many_rounds_as_the_key_says(tmp_path: Path) -> None:

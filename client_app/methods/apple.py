@@ -123,7 +123,7 @@ class APPLE(FloretClient):
         """Train the own core model and the relationships, by the gradient of the mixed model."""
         own = self._names.index(self.setting.name)
         core, relationships, mixture = self._core, self._relationships, self._mixture
-        rate = self.parameters.relationship_lr * self.message["lr"] / self.config.lr
+        rate = self.config.decayed(self.parameters.relationship_lr, self.message["round"])
         optimizers = [self.optimizer([core]), self.optimizer([relationships], lr=rate, weight_decay=0.0)]
         weight = scheduled(self.parameters, self.message["round"], self.config.rounds)
         parameters = dict(self.model.named_parameters())

@@ -38,7 +38,7 @@ class FedPAC(FloretClient):
                 self._statistics[ENERGY] = features.square().sum(1).mean(0, keepdim=True)
             if own.align:
                 self._targets = self._prototypes(means)
-        head_lr = own.head_lr * self.config.lr_decay ** (self.message["round"] - 1)
+        head_lr = self.config.decayed(own.head_lr, self.message["round"])
         head = Phase(list(self.model.head.parameters()), super().loss, lr=head_lr)
         self.run_alternating(own.head_epochs, [head])
         return self.run_epochs(self.config.local_epochs, self.model.extractor.parameters())

@@ -98,6 +98,7 @@ class FloretStrategy(Method, Strategy):
             ``accumulate`` checks their range itself.
         parameters: the method's own.
         arrays: the global tensors of this round, to read.
+        round: the round that clients train in, from 1.
         post: what each client sent last, before this round.
         peers: by name, the clients whose tensors out of ``post`` a client is sent in this round; for the history.
         norms: how large updates usually are.
@@ -121,6 +122,7 @@ class FloretStrategy(Method, Strategy):
         self.session = setting.session
         self.watcher: Watcher | None = None
         self.arrays: NamedArrays = {}
+        self.round = 0
         self.results: dict[str, ClientResult] = {}
         self.refused: list[tuple[str, str]] = []
         self.notes: list[tuple[str, str]] = []
@@ -247,6 +249,7 @@ class FloretStrategy(Method, Strategy):
         the method's ``instructions``.
         """
         self.start_round(arrays)
+        self.round = server_round
         clients = self.prepare(server_round, self.sample(server_round), grid)
         for client in clients:
             self._asked.setdefault(client.name, 0)
@@ -476,7 +479,7 @@ class FloretStrategy(Method, Strategy):
             {
                 **config,
                 "round": server_round,
-                "lr": self.config.lr * self.config.lr_decay ** (server_round - 1),
+                "lr": self.config.decayed(self.config.lr, server_round),
                 "num-classes": self.setup.classes,
                 "head-layers": self.setup.head_layers,
                 **self.session.scalars(),
