@@ -17,7 +17,7 @@ from tests.harness import ROOT, copy_app
 
 BIN = Path(sys.executable).parent
 # Training that takes some seconds, so that there is a middle to be killed in.
-LONG: dict[str, Any] = {"method": "fedper", "local_epochs": 400, "min_clients": 2}
+LONG: dict[str, Any] = {"method": "fedper", "local_epochs": 250, "min_clients": 2}
 SHORT: dict[str, Any] = {"method": "fedper", "local_epochs": 2, "min_clients": 2}
 
 

@@ -250,11 +250,20 @@ def test_a_method_that_averages_nothing_has_no_other_aggregate(tmp_path: Path) -
         federate(tmp_path, 3, method="ua-pdfl", aggregation="median")
 
 
+@pytest.fixture(scope="module")
+def unattacked() -> dict[str, float]:
+    """The accuracy that a federation without bad members has, by aggregation; each is run once."""
+    return {}
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("aggregation", ["mean", "clipped-mean", "median", "trimmed-mean"])
 @pytest.mark.parametrize("attack", ["1e30", "x100", "nan"])
-def test_attacks_that_every_aggregation_withstands(tmp_path: Path, aggregation: str, attack: str) -> None:
-    clean = attacked(tmp_path, "fedper", aggregation, "none", 0, seed=0, rounds=4)
+def test_attacks_that_every_aggregation_withstands(
+    tmp_path: Path, unattacked: dict[str, float], aggregation: str, attack: str
+) -> None:
+    if aggregation not in unattacked:
+        unattacked[aggregation] = attacked(tmp_path, "fedper", aggregation, "none", 0, seed=0, rounds=4).after
     bad = attacked(tmp_path, "fedper", aggregation, attack, 1, seed=0, rounds=4)
-    assert bad.after > clean.after - 0.05
+    assert bad.after > unattacked[aggregation] - 0.05
     assert attack in ATTACKS

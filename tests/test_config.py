@@ -1,7 +1,5 @@
 """Every mistake in a config is one line that names the key, the value, and what would be right."""
 
-import os
-import subprocess
 import sys
 from dataclasses import fields
 from itertools import product
@@ -10,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cli.main import main
 from cli.run import federation_configs, split_arguments
 from common.config import RunConfig, key_of
 from common.errors import ConfigError
@@ -20,7 +19,7 @@ from results.page import write_sweep_page
 from results.sweep import combinations, markdown, rows, table_row
 from server_app.settings import read_config
 from strategies import METHODS
-from tests.conftest import PATIENCE, free_port
+from tests.conftest import free_port
 from tests.harness import ROOT, run_config
 
 
@@ -99,7 +98,6 @@ def test_run_config_is_read_as_flower_reads_it(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("argument", "line"),
     [
@@ -113,23 +111,20 @@ def test_run_config_is_read_as_flower_reads_it(tmp_path: Path) -> None:
         ("min-clients=6", "floret: min-clients = 6: must be at most 5, the number of clients"),
     ],
 )
-def test_floret_run_tells_a_mistake_before_anything_starts(tmp_path: Path, argument: str, line: str) -> None:
+def test_floret_run_tells_a_mistake_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], argument: str, line: str
+) -> None:
     # Where Flower's folder cannot be: had the check passed, it could not start anything.
     (tmp_path / "flwr").touch()
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "cli.main", "run", str(ROOT), "--run-config", argument),
-            *("--federation-config", "num-supernodes=5"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        cwd=ROOT,
-        env=os.environ | {"FLWR_HOME": str(tmp_path / "flwr")},
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith(line)
-    assert done.stderr.count("\n") == 1
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
+    arguments = ["run", str(ROOT), "--run-config", argument, "--federation-config", "num-supernodes=5"]
+    monkeypatch.setattr(sys, "argv", ["floret", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capfd.readouterr().err
+    assert said.startswith(line)
+    assert said.count("\n") == 1
 
 
 def test_the_clients_of_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -399,7 +399,7 @@ def test_what_was_interrupted_goes_on(env: dict[str, str], tmp_path: Path) -> No
     file = real(
         tmp_path, rounds=30, rows=[{"name": "One", "config": {"method": "fedper"}, "reported": [50]}], claims=[]
     )
-    reproduce = command(file, "-c", "local-epochs=60 checkpoint-every=1")
+    reproduce = command(file, "-c", "local-epochs=20 checkpoint-every=1")
 
     def rounds() -> int:
         return sum(path.read_bytes().count(b"\n") for path in tmp_path.rglob("history.jsonl"))

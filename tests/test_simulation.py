@@ -68,14 +68,6 @@ def test_the_main_job_ends_with_a_table_and_a_report(one_actor: tuple[str, Path]
     assert [sum(labels) for labels in counts] == [c["samples"]["train"] for c in config["clients"].values()]
 
 
-def test_one_actor_give_the_same_history_as_one(simulator: Simulator, one_actor: tuple[str, Path]) -> None:
-    _, directory = finished(
-        simulator, f"{SHORT} participation=0.5", "num-supernodes=10 client-resources-num-cpus=1 init-args-num-cpus=2"
-    )
-    one, two = read(one_actor[1])[1], read(directory)[1]
-    assert timeless(one) == timeless(two)
-
-
 @pytest.mark.quick
 def test_the_harness_of_the_other_tests_gives_the_same_history(tmp_path: Path, one_actor: tuple[str, Path]) -> None:
     here = federate(tmp_path, 10, rounds=3, local_epochs=2, participation=0.5)
@@ -147,6 +139,7 @@ def test_actors_run_the_code_of_the_app_that_was_submitted(simulator: Simulator,
     assert loss > 20
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_what_is_missing_and_lets_the_validation_split_decide(
     simulator: Simulator, tmp_path: Path
 ) -> None:
