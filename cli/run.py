@@ -77,8 +77,9 @@ def _run_here(arguments: tuple[str, ...]) -> NoReturn:
     require("jinja2", "server", "the report of a run")
     with DrawingProcess():
         with quick_imports():
+            from common.forks import end
             from engine.plan import Plan
-            from engine.supervisor import end, prepare
+            from engine.supervisor import prepare
             from engine.supervisor import run as run_plan
 
         plan = Plan.of(values, federation)

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import signal
 import sys
 import warnings
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import FloretError
+from common.forks import fork
 
 Indices = npt.NDArray[np.int64]
 
@@ -65,10 +65,7 @@ class DrawingProcess:
     def __enter__(self) -> Self:
         """Start it."""
         self._connection, far = Pipe()
-        self.pid = os.fork()
-        if not self.pid:
-            self._connection.close()
-            _answer(far)
+        self.pid = fork(lambda: _answer(far), close=[self._connection])
         far.close()
         type(self).running = self
         return self
@@ -98,22 +95,18 @@ class DrawingProcess:
 
 
 def _answer(connection: Connection) -> None:
-    """Draw what is asked for until the other end is closed, then end this process."""
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with suppress(ImportError):  # whoever wants a partition says what is not installed
-            import datasets  # noqa: F401
+    """Draw what is asked for until the other end is closed."""
+    with suppress(ImportError):  # whoever wants a partition says what is not installed
+        import datasets  # noqa: F401
 
-            _library()
-        with suppress(EOFError):
-            while True:
-                arguments = connection.recv()
-                try:
-                    connection.send(draw(*arguments))
-                except Exception as error:  # raised where it was asked for
-                    connection.send(error)
-    finally:
-        os._exit(0)
+        _library()
+    with suppress(EOFError):
+        while True:
+            arguments = connection.recv()
+            try:
+                connection.send(draw(*arguments))
+            except Exception as error:  # raised where it was asked for
+                connection.send(error)
 
 
 def _library() -> ModuleType:

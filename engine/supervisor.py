@@ -3,26 +3,22 @@
 It has one thread, so that a fork is whole, and never uses CUDA, which does not survive a fork.
 """
 
-import ctypes
 import gc
 import logging
 import os
 import signal
-import sys
-import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from types import FrameType
-from typing import NoReturn
 
 import torch
 from flwr.app import Context, RecordDict
 
 import data
 from common.errors import ConfigError, FloretError
+from common.forks import fork
 from engine.display import display
 from engine.grid import EngineGrid
 from engine.plan import Plan
@@ -33,9 +29,8 @@ from server_app.setup import check_setup
 
 log = logging.getLogger("flwr")
 
-# Exit codes: the user can correct it; something failed; as a shell has it of a process that was interrupted.
-WRONG, FAILED, INTERRUPTED = 2, 1, 130
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
+# Exit codes: the user can correct it; as a shell has it of a process that was interrupted.
+WRONG, INTERRUPTED = 2, 130
 
 
 class StoppedError(BaseException):
@@ -69,7 +64,7 @@ def run(plan: Plan) -> int:
     process is killed, its forks end with it (on Linux).
     """
     own, control = Pipe()
-    server = _fork(lambda: _serve(plan, control), close=[own])
+    server = fork(lambda: _serve(plan, control), close=[own])
     control.close()
     asked = 0
 
@@ -110,53 +105,13 @@ def _watch(plan: Plan, own: Connection, server: int, workers: dict[int, int]) ->
 def _start_worker(plan: Plan, own: Connection, server: int, workers: dict[int, int], slot: int, why: str) -> None:
     """Start a worker, and tell the server's process how to reach it and why the one before it ended."""
     near, far = Pipe()
-    pid = _fork(lambda: work(far, plan, slot), close=[own, near])
+    pid = fork(lambda: work(far, plan, slot), close=[own, near])
     workers[pid] = slot
     with suppress(OSError):  # the server's process has just ended, which is seen next
         own.send((slot, pid, why))
         send_handle(own, near.fileno(), server)
     near.close()
     far.close()
-
-
-def _fork(function: Callable[[], int | None], close: list[Connection]) -> int:
-    """Run ``function`` in a fork of this process that closes these connections and then ends; return its id."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    parent = os.getpid()
-    pid = os.fork()
-    if not pid:
-        _live(function, parent, close)
-    return pid
-
-
-def _live(function: Callable[[], int | None], parent: int, close: list[Connection]) -> NoReturn:
-    code = FAILED
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor sees to it
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _end_with(parent)
-        for connection in close:
-            connection.close()
-        code = function() or 0
-    except BaseException:  # nothing of the parent's may run in its fork
-        traceback.print_exc()
-    end(code)
-
-
-def end(code: int) -> NoReturn:
-    """End this process without what Python does at its end: a fork has no part in it, and it takes a second."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _end_with(parent: int) -> None:
-    """Have this process killed when its parent ends, where the system can do that."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:
-        end(FAILED)
 
 
 def _serve(plan: Plan, control: Connection) -> int:

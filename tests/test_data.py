@@ -541,6 +541,7 @@ def test_a_pickled_array_is_not_executed(tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
+@pytest.mark.thorough
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(position=st.floats(0, 1, exclude_max=True), value=st.integers(0, 255), compress=st.booleans())
 def test_an_altered_byte_is_a_data_error_or_does_no_harm(tmp_path_factory, position, value, compress):

@@ -354,6 +354,7 @@ def test_export_says_one_line_about_the_file(
         assert err == ""
 
 
+@pytest.mark.thorough
 def test_texts_and_their_word_ids_get_the_same_scores(
     federated: Callable[[str], Federated], floret: Floret, tmp_path: Path
 ) -> None:

@@ -81,6 +81,7 @@ def assert_all_there(output: Path, directory: Path, history: list[dict[str, Any]
         assert [value for _, value in points] == pytest.approx([value for _, value in values]), name
 
 
+@pytest.mark.thorough
 def test_both_have_config_rounds_and_summary(tmp_path: Path) -> None:
     output = tmp_path / "runs"
 
