@@ -5,7 +5,8 @@
     python -m tests.defects --tests tests --only "keys"  # those whose name or area has the word
 
 Each defect is one replacement in one file. The checkout is copied, the defect put into the copy, and pytest run there,
-first on the defect's likely tests, then with ``--tests``, until one fails. A table says which it was.
+first on the defect's likely tests, then with ``--tests``, until one fails: those of the first tier, then the thorough
+ones. A table says which it was.
 """
 
 import argparse
@@ -16,12 +17,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("cli", "client_app", "common", "data", "engine", "models", "results", "server_app", "strategies", "tests")
+# The tiers in which a defect is looked for, in turn, and what the table says of them.
+TIERS = {"not slow and not thorough": "", "thorough": " (thorough)"}
 # Seconds for one call of pytest: a defect may make a test wait for ever.
 PATIENCE = 900.0
 
@@ -1717,29 +1722,29 @@ def check_imports(copy: Path) -> None:
         raise SystemExit(f"the copy in {copy} is not what is imported: {wrong or done.stderr}")
 
 
-def first_failure(copy: Path, arguments: Sequence[str]) -> str:
-    """Run pytest in the copy; return the first test that fails, or an empty text.
+def first_failure(copy: Path, arguments: Sequence[str], tier: str) -> str:
+    """Run pytest in the copy; return the first test of the tier that fails, or an empty text.
 
     Raises:
-        SystemExit: pytest ran no test.
+        SystemExit: pytest did not run, or knows no such test.
     """
-    command = [sys.executable, "-m", "pytest", *arguments, "-x", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-m", tier, *arguments, "-x", "-q", "-p", "no:cacheprovider"]
     try:
         done = subprocess.run(
             command, cwd=copy, env=environment(copy), capture_output=True, text=True, timeout=PATIENCE
         )
     except subprocess.TimeoutExpired:
         return f"no end within {PATIENCE:g} s"
-    if done.returncode == 0:
+    if done.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
         return ""
-    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    found = re.search(r"^(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     if done.returncode != 1 and not found:
         raise SystemExit(f"{' '.join(command)}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return found[1] if found else "a test without a name"
 
 
-def tried(copy: Path, defect: Defect, calls: Iterable[Sequence[str]]) -> tuple[str, float]:
-    """Put a defect into the copy, look for it, and take it out again; return what found it, and the seconds.
+def tried(copy: Path, defect: Defect, calls: Sequence[Sequence[str]]) -> tuple[str, float]:
+    """Put a defect into the copy, look for it, and take it out again; return the table's words and the seconds.
 
     Raises:
         SystemExit: the text that it replaces is not there exactly once.
@@ -1752,7 +1757,8 @@ def tried(copy: Path, defect: Defect, calls: Iterable[Sequence[str]]) -> tuple[s
     path.write_text(before.replace(defect.text, defect.by), encoding="utf-8")
     try:
         compile(path.read_text(encoding="utf-8"), defect.file, "exec")
-        found = next(filter(None, (first_failure(copy, call) for call in calls)), "")
+        tries = ((f"`{first_failure(copy, call, tier)}`", mark) for tier, mark in TIERS.items() for call in calls)
+        found = next((name + mark for name, mark in tries if name != "``"), "NOT FOUND")
     finally:
         path.write_text(before, encoding="utf-8")
     return found, time.monotonic() - started
@@ -1782,15 +1788,14 @@ def main() -> None:
         check_imports(copy)
         if not options.skip_check:
             likely = sorted({test for defect in chosen for test in defect.likely})
-            broken = first_failure(copy, everything[0] if everything else ["-n", "0", *likely])
-            if broken:
-                raise SystemExit(f"the unmodified copy fails: {broken}")
+            for tier in TIERS:
+                broken = first_failure(copy, everything[0] if everything else ["-n", "0", *likely], tier)
+                if broken:
+                    raise SystemExit(f"the unmodified copy fails: {broken}")
         for defect in chosen:
             calls = [*(["-n", "0", test] for test in defect.likely), *everything]
             found, seconds = tried(copy, defect, calls)
-            lines.append(
-                f"| {defect.name} | {defect.area} | {f'`{found}`' if found else 'NOT FOUND'} | {seconds:.0f} |"
-            )
+            lines.append(f"| {defect.name} | {defect.area} | {found} | {seconds:.0f} |")
             print(lines[-1], flush=True)
     missed = sum("NOT FOUND" in line for line in lines)
     lines.append(f"\n{len(chosen)} defects, {missed} not found.")
