@@ -182,6 +182,7 @@ def test_without_critical_periods_it_is_fedavg(tmp_path: Path) -> None:
     assert not same_models(fedavg, federate(tmp_path, method="criticalfl", rounds=3, participation=0.5))
 
 
+@pytest.mark.thorough
 def test_a_fifth_of_the_weights_travels_in_critical_periods(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"criticalfl__initial_checks": 1, "criticalfl__delta": math.inf, "rounds": 4}
     outcome, records = uploads(tmp_path, method="criticalfl", **keys, **SMALL)
@@ -298,6 +299,7 @@ def test_a_gradient_norm_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert outcome.summary["refused"] == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1e-3, 100.1])
 def test_a_gradient_norm_that_is_none_is_refused(tmp_path: Path, value: float) -> None:
     tamper = tampered("1", 2, gradient_norm=np.array([value], np.float32))

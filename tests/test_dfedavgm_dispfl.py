@@ -129,6 +129,7 @@ def test_a_random_graph_depends_on_the_seed_and_if_drawn_anew_on_the_round() -> 
     assert drawn(12, "ring") == drawn(12, "ring", at=2, seed=1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("n", "degree"), [(7, 2), (8, 3), (9, 4)])
 def test_every_pair_meets_as_often(n: int, degree: int) -> None:
     rounds = 600
@@ -304,6 +305,7 @@ def test_the_momentum_is_the_methods_own(tmp_path: Path) -> None:
     assert near(other, federate(tmp_path, method="fedavg", momentum=0.5, **EQUAL))
 
 
+@pytest.mark.thorough
 def test_without_edges_dfedavgm_is_local(tmp_path: Path) -> None:
     local = federate(tmp_path, 1, method="local", rounds=3, local_epochs=2)
     alone = federate(tmp_path, 1, method="dfedavgm", rounds=3, local_epochs=2)
@@ -531,6 +533,7 @@ def test_first_masks_are_each_clients_own_or_the_same(tmp_path: Path) -> None:
     assert not np.array_equal(common[0], again[0])
 
 
+@pytest.mark.thorough
 def test_keys_say_how_many_elements_move_and_where_to(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"method": "dispfl", "rounds": 2, "local_epochs": 1, "max_samples": 200}
     plain = Seen(tmp_path, **keys)

@@ -122,6 +122,7 @@ def test_what_ditto_shares_is_fedavg(tmp_path: Path, participation: float) -> No
     assert not same_models(ditto, fedavg)
 
 
+@pytest.mark.thorough
 def test_ditto_without_lambda_is_local_beside_fedavg(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"rounds": 3, "participation": 0.5, "local_epochs": 2}
     local = federate(tmp_path, method="local", **keys)
@@ -221,6 +222,7 @@ def test_a_step_of_apfl_by_hand(tmp_path: Path) -> None:
     assert_close(client.copy_tensors(), {n: moved * private[n] + (1 - moved) * shared[n] for n in v})
 
 
+@pytest.mark.thorough
 def test_alpha_is_adapted_as_often_as_the_key_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[float] = []
 

@@ -129,6 +129,7 @@ def test_bytes(tmp_path: Path, method: str, scalars: int) -> None:
     assert travelled(outcome, "down") == every
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("method", "weighted"), [("fedbabu", True), ("lg-fedavg", True), ("per-fedavg", False), ("fedala", True)]
 )
@@ -273,6 +274,7 @@ def test_lg_fedavg_without_fedavg_rounds_is_fedper_turned_round(
     assert same(lg, federate(tmp_path, method="fedper", **keys))
 
 
+@pytest.mark.thorough
 def test_lg_fedavg_is_feddfpa_without_its_terms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys: dict[str, Any] = {"rounds": 3, "local_epochs": 1}
     lg = federate(tmp_path, method="lg-fedavg", lg_fedavg__fedavg_rounds=0, **keys)

@@ -303,6 +303,7 @@ def test_a_student_travels_as_factors_both_ways(tmp_path: Path) -> None:
     assert {name.removesuffix(LEFT).removesuffix(RIGHT) for name in shapes[0]} == {f"{STUDENT}.{n}" for n in SHAPES}
 
 
+@pytest.mark.thorough
 def test_the_global_student_is_that_of_the_server_at_each_client(tmp_path: Path) -> None:
     """What clients put together from the first student and all changes is what the server has."""
     outcome = federate(tmp_path, 3, method="fedkd", rounds=4, **QUICK)
@@ -593,6 +594,7 @@ def test_a_step_on_core_model_and_relationships_is_that_of_the_gradient(tmp_path
     assert torch.allclose(client._flat(dict(client.model.named_parameters())), expected, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_apple_with_its_own_core_model_alone_is_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys: dict[str, Any] = {"rounds": 3, **QUICK}
     still: dict[str, Any] = {"apple__relationship_lr": 0.0}
@@ -660,6 +662,7 @@ def test_relationships_are_to_names_and_not_to_places(tmp_path: Path) -> None:
         assert torch.allclose(tensor, plain[name] + 0.5 * initial[name], atol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "change",
     [{"clients": ["0", "2"]}, {"samples": [3]}, {"clients": ["0", "0", "1"]}, {"samples": [5, 0, 5]}],
@@ -690,6 +693,7 @@ def test_a_client_downloads_no_more_than_it_may_and_first_what_is_new(tmp_path: 
     assert not any(m.content.array_records["arrays"] for m in asked)
 
 
+@pytest.mark.thorough
 def test_what_was_downloaded_is_mixed_until_it_is_downloaded_again(tmp_path: Path) -> None:
     outcome = federate(tmp_path, 4, method="apple", rounds=5, apple__downloads=1, **QUICK)
     client = delivered_again(outcome.grid.contexts[1000], message_to(outcome, 0, 5))

@@ -194,6 +194,7 @@ def test_fedpac_with_both_switches_off_is_fedrep(tmp_path: Path) -> None:
         assert not equal(states(fedrep), states(other))
 
 
+@pytest.mark.thorough
 def test_with_nothing_of_others_the_head_that_comes_back_is_the_one_that_was_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,6 +334,7 @@ def test_combined_heads_survive_a_resume(tmp_path: Path) -> None:
     assert_same(whole, resumed)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -128,6 +128,7 @@ def test_the_environment_that_runs_the_apps_counts(
         check_local_superlink()
 
 
+@pytest.mark.thorough
 def test_one_with_real_nodes_was_chosen(tmp_path: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "flwr"
     monkeypatch.setenv("FLWR_HOME", str(home))

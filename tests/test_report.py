@@ -474,6 +474,7 @@ def floret(*arguments: str, cwd: Path, hash_seed: str = "0") -> subprocess.Compl
     )
 
 
+@pytest.mark.thorough
 def test_command_reports_a_run(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run")
     result = floret("report", "run", cwd=tmp_path)
