@@ -67,7 +67,6 @@ def test_a_resumed_run_ends_with_the_same_numbers(tmp_path: Path, method: str) -
     assert_same(whole, resumed)
 
 
-@pytest.mark.thorough
 def test_checkpoints_that_are_rarer_than_rounds_and_crashes_that_are_not(tmp_path: Path) -> None:
     keys = keys_of("pfps-lwc") | {"rounds": 8, "checkpoint_every": 3}
     whole = federate(tmp_path / "whole", CLIENTS, **keys)
