@@ -60,7 +60,7 @@ class RunDirectory:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
-            except OSError:
+            except BlockingIOError:
                 if in_use(self.path) or time.monotonic() > deadline:
                     raise
             time.sleep(0.005)

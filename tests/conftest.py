@@ -28,8 +28,8 @@ PATIENCE = 400.0
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _nobody_cuts_the_power() -> Iterator[None]:
-    """Have this process not wait for the disk, which no test can see and which takes a tenth of the time."""
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """Leave out fsync in this process: a test that cuts the power there is none, and each wait takes a millisecond."""
     with patch("os.fsync"):
         yield
 
