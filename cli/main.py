@@ -5,6 +5,7 @@ import sys
 import click
 
 from cli.certificates import certificates
+from cli.fit import fit
 from cli.listing import list_names
 from cli.node import node
 from cli.policy import policy
@@ -46,6 +47,7 @@ def floret(context: click.Context) -> None:
 
 floret.add_command(certificates)
 floret.add_command(export)
+floret.add_command(fit)
 floret.add_command(list_names)
 floret.add_command(node)
 floret.add_command(policy)

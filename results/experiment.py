@@ -8,13 +8,13 @@ import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from statistics import mean
 from typing import Any, Self
 
 from common.config import nearest
 from common.errors import ConfigError
 from common.yamlfile import read_yaml
 from results.history import History
+from results.measured import Accuracies
 from results.run import Run
 from results.runs import PLACES, Job, RunSpec
 from results.text import percent_over_runs
@@ -105,6 +105,11 @@ class PlannedRun:
     spec: RunSpec
 
     @property
+    def key(self) -> tuple[str, str, int]:
+        """Row, column and seed."""
+        return self.row, self.column, self.seed
+
+    @property
     def label(self) -> str:
         """Row, column and seed on one line."""
         return f"{self.row} | {self.column} | seed {self.seed}"
@@ -117,6 +122,12 @@ class Verdict:
     held: tuple[str, ...]
     broken: Mapping[str, str]
     unmeasured: tuple[str, ...]
+
+    @property
+    def short(self) -> str:
+        """In how many of the measured columns it holds."""
+        measured = len(self.held) + len(self.broken)
+        return f"{len(self.held)} of {measured}" if measured else "-"
 
     def __str__(self) -> str:
         measured = len(self.held) + len(self.broken)
@@ -139,6 +150,7 @@ class Experiment:
         measure: what is compared.
         spread: what the paper's second numbers are taken over, ``clients`` or ``runs``; empty if it prints none.
         clients: number of clients.
+        own: the paper's own method; empty if the file names none.
         config: keys of the run config for all runs.
         columns, rows, claims: of the table.
         chosen: a sentence on each thing that the paper leaves open, and what is run instead.
@@ -151,6 +163,7 @@ class Experiment:
     measure: Measure
     spread: str
     clients: int
+    own: str
     config: Mapping[str, Any]
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
@@ -207,13 +220,16 @@ class Experiment:
         clients = row.clients or column.clients or self.clients
         return RunSpec(data.added_to(keys), f"num-supernodes={clients} {federation}".strip())
 
-    def job(self, place: PlannedRun, scale: float, config: Mapping[str, Any]) -> Job:
+    def job(
+        self, place: PlannedRun, scale: float, config: Mapping[str, Any], setting: Mapping[str, Any] | None = None
+    ) -> Job:
         """Return a run of the table as a job; its weight is epochs times samples.
 
         Args:
             place: the run.
             scale: as for ``planned_runs``.
             config: every key of the run.
+            setting: keys that the label names, too.
         """
 
         def describe(run: Run) -> str:
@@ -222,7 +238,8 @@ class Experiment:
 
         samples = config["max-samples"] or 60_000
         weight = float(config["rounds"] * config["local-epochs"] * config["participation"] * samples)
-        return Job(place.spec, place.label, describe, weight)
+        label = " | ".join([place.label, *(f"{key}={value}" for key, value in (setting or {}).items())])
+        return Job(place.spec, label, describe, weight)
 
     def when(self, row: str) -> str:
         """Return when a row's accuracy is measured: ``before`` or ``after`` local training."""
@@ -234,9 +251,7 @@ class Experiment:
 
     def value(self, row: str, history: History, scale: float) -> float | None:
         """Return the measure of a row's run, in [0, 1]; None if no round is complete."""
-        last = history.complete_rounds(self.when(row))[-self.window(scale) :]
-        means = [line.accuracy(self.when(row)).mean for line in last]
-        return mean(value for value in means if value is not None) if means else None
+        return Accuracies.of(history, self.when(row), self.window(scale)).window
 
     def judge(self, claim: Claim, numbers: Mapping[str, Mapping[str, float | None]]) -> Verdict:
         """Return where a claim holds.
@@ -263,6 +278,10 @@ class Experiment:
             else:
                 held.append(column)
         return Verdict(tuple(held), broken, tuple(unmeasured))
+
+    def is_own(self, row: str) -> bool:
+        """Return whether a row runs the paper's own method."""
+        return next(_method(self.config, r) for r in self.rows if r.name == row) == self.own
 
     def reported(self) -> dict[str, dict[str, float | None]]:
         """Return the paper's numbers, percent by row and column."""
@@ -340,6 +359,10 @@ def selected(tables: Sequence[Sequence[PlannedRun]], patterns: Sequence[str]) ->
     ]
 
 
+def _method(config: Mapping[str, Any], row: Row) -> str:
+    return str({**config, **row.config}.get("method", ""))
+
+
 def _matching(pattern: str, names: Iterable[str]) -> set[str]:
     return {name for name in names if fnmatch.fnmatchcase(name.casefold(), pattern.casefold())}
 
@@ -352,7 +375,7 @@ class _Reader:
 
     def experiment(self, content: Any) -> dict[str, Any]:
         known = {field.name for field in fields(Experiment)} - {"stem"}
-        table = self._table(content, "the file", known, known - {"spread", "claims", "chosen"})
+        table = self._table(content, "the file", known, known - {"spread", "own", "claims", "chosen"})
         measure = self._table(table["measure"], "measure", {"when", "last-rounds"}, {"when", "last-rounds"})
         when = self._when(measure["when"], "measure.when")
         columns = tuple(
@@ -372,6 +395,9 @@ class _Reader:
         if spread not in ("", "clients", "runs"):
             self._fail("spread", "must be clients or runs")
         self._check_cells(table["config"], columns, rows)
+        own, methods = table.get("own", ""), {_method(table["config"], row) for row in rows}
+        if own and own not in methods:
+            self._fail("own", f"{own!r} is the method of no row{nearest(str(own), methods)}")
         return {
             "title": self._text(table["title"], "title"),
             "paper": self._text(table["paper"], "paper"),
@@ -379,6 +405,7 @@ class _Reader:
             "measure": Measure(when, self._count(measure["last-rounds"], "measure.last-rounds")),
             "spread": spread,
             "clients": self._count(table["clients"], "clients"),
+            "own": own,
             "config": self._config(table["config"], "config"),
             "columns": columns,
             "rows": rows,

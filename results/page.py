@@ -10,7 +10,7 @@ from markupsafe import Markup
 from common.durable import write_whole
 from common.errors import FloretError
 from results import report_charts, report_template
-from results.tables import ExperimentResults, number
+from results.tables import READINGS_NOTE, ExperimentResults, number
 from results.text import FILTERS
 
 PAGE = """
@@ -59,6 +59,24 @@ difference in points. A dash: no number.</p>
 {% for text, paper, ours in verdicts %}
 <tr><td class="text wrap">{{ text }}</td><td class="text wrap">{{ paper }}</td>
 <td class="text wrap">{{ ours }}</td></tr>
+{% endfor %}
+</tbody>
+</table>
+</div>
+</section>
+{% endif %}
+{% if readings and readings[0][1] | length > 1 %}
+<section>
+<h2>If the same runs are read in another way</h2>
+<p class="note">{{ readings_note }}</p>
+<div class="whole">
+<table id="readings" class="compact">
+<thead><tr><th class="text">claim</th>{% for reading, _ in readings[0][1] %}<th>{{ reading.title }}</th>
+{% endfor %}</tr></thead>
+<tbody>
+{% for claim, found in readings %}
+<tr><td class="text wrap">{{ claim.text }}</td>
+{% for _, verdict in found %}<td>{{ verdict.short }}</td>{% endfor %}</tr>
 {% endfor %}
 </tbody>
 </table>
@@ -141,8 +159,10 @@ def write_results_page(results: ExperimentResults, path: Path) -> None:
     content = {
         "results": results,
         "verdicts": results.verdicts(),
+        "readings": results.readings() if results.runs else [],
+        "readings_note": READINGS_NOTE,
         "charts": charts,
-        "drawn": {run.place.row for run in results.runs},
+        "drawn": {row for row, _, _ in results.runs},
     }
     _write(PAGE, content, path)
 
@@ -214,7 +234,7 @@ def _curves(results: ExperimentResults, column: str) -> dict[str, list[tuple[int
     curves: dict[str, list[tuple[int, float]]] = {}
     for row in results.experiment.rows:
         place = 1 if row.when == "before" else 2
-        runs = [run.curve for run in results.runs if (run.place.row, run.place.column) == (row.name, column)]
+        runs = [run.curve for (r, c, _), run in results.runs.items() if (r, c) == (row.name, column)]
         found: dict[int, list[float]] = {}
         for curve in runs:
             for point in curve:

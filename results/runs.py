@@ -280,11 +280,18 @@ class Runs:
 
         Its name depends on all keys but those of other methods, of places and of real nodes.
         """
-        config = self.config(spec)
+        return self._folder / self._name(self.config(spec), spec.federation)
+
+    def recorded(self, about: Mapping[str, Any]) -> str:
+        """Return the name of the folder of a run whose ``about`` was kept; keys that it lacks had their defaults."""
+        return self._name({**self._defaults, **about["config"]}, about["federation-config"])
+
+    @staticmethod
+    def _name(config: Mapping[str, Any], federation: str) -> str:
         others = tuple(key for key in config if "." in key and not key.startswith(f"{config['method']}."))
         own = {key: value for key, value in config.items() if key not in PLACES + _REAL_NODES + others}
-        text = json.dumps([own, spec.federation], sort_keys=True)
-        return self._folder / hashlib.sha256(text.encode()).hexdigest()[:16]
+        text = json.dumps([own, federation], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def done(self, spec: RunSpec) -> bool:
         """Return whether the run came to its end."""
@@ -384,13 +391,16 @@ class Job:
     weight: float = 1.0
 
 
-def run_missing(runs: Runs, jobs: Sequence[Job], *, keep_models: bool) -> dict[str, str]:
+def run_missing(
+    runs: Runs, jobs: Sequence[Job], *, keep_models: bool, finished: Callable[[], None] = lambda: None
+) -> dict[str, str]:
     """Make the runs that are not done, one after another, with a progress display.
 
     Args:
         runs: where they are.
         jobs: all that are wanted, also those that are done; a run that two jobs want is made once.
         keep_models: as in ``Runs.run``.
+        finished: called after each run that came to its end.
 
     Returns:
         Why a run failed, by the name of its folder.
@@ -433,6 +443,8 @@ def run_missing(runs: Runs, jobs: Sequence[Job], *, keep_models: bool) -> dict[s
             result = job.describe(outcome.run) if outcome else f"failed: {failed[name]}"
             left = time_left.after(0.0)
             console.print(f"[{done}/{len(jobs)}] {job.label}: {result}{left and f' | {left}'}", markup=False)
+            if outcome:
+                finished()
     return failed
 
 

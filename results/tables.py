@@ -9,34 +9,14 @@ from statistics import mean, pstdev
 from typing import Any
 
 from common.durable import write_whole
-from results.experiment import Experiment, PlannedRun, Verdict
-from results.history import Figures, History
+from results.experiment import Claim, Experiment, PlannedRun, Verdict
+from results.measured import AS_MEASURED, READINGS, MeasuredRun, Reading, Records, dumped
 from results.runs import Runs
 
-
-@dataclass(frozen=True)
-class MeasuredRun:
-    """A run of the table that is done, without its history, which is large.
-
-    Attributes:
-        place: its place in the table.
-        value: the experiment's measure, in [0, 1].
-        std: over clients, in the last complete round, in [0, 1].
-        curve: round, mean test accuracy before and after local training in [0, 1], for each complete round.
-        clients: their number.
-        figures: of the whole run.
-        about: the conditions it ran under, see ``results.runs.Outcome``.
-        folder: name of the folder that its run directory is in.
-    """
-
-    place: PlannedRun
-    value: float | None
-    std: float | None
-    curve: tuple[tuple[int, float | None, float | None], ...]
-    clients: int
-    figures: Figures
-    about: Mapping[str, Any]
-    folder: str
+READINGS_NOTE = (
+    "Columns in which the claim holds, of those measured. The best round on test is chosen by the accuracy that is "
+    "reported, as some published code does; it is here to see whether it makes the difference."
+)
 
 
 @dataclass(frozen=True)
@@ -79,7 +59,7 @@ class ExperimentResults:
     Attributes:
         experiment: the table.
         scale: the part of rounds and samples that was run.
-        runs: those that are done.
+        runs: those that are done, by row, column and seed.
         planned: all of them.
         failed: why a run failed, by row, column and seed.
         instead: the file that stood for a dataset, by the dataset's name.
@@ -87,7 +67,7 @@ class ExperimentResults:
 
     experiment: Experiment
     scale: float
-    runs: tuple[MeasuredRun, ...]
+    runs: Mapping[tuple[str, str, int], MeasuredRun]
     planned: tuple[PlannedRun, ...]
     failed: Mapping[tuple[str, str, int], str]
     instead: Mapping[str, str]
@@ -98,39 +78,27 @@ class ExperimentResults:
         experiment: Experiment,
         scale: float,
         runs: Runs,
+        records: Records,
         planned: Sequence[PlannedRun],
         failed: Mapping[str, str],
         instead: Mapping[str, str],
     ) -> "ExperimentResults":
         """Read the runs that are done; ``failed`` is by the name of the run's folder."""
-        measured = []
+        measured: dict[tuple[str, str, int], MeasuredRun] = {}
         reasons: dict[tuple[str, str, int], str] = {}
         for place in planned:
+            run = records.get(place.spec, experiment.when(place.row))
             folder = runs.folder(place.spec).name
-            outcome = runs.outcome(place.spec)
-            if outcome:
-                run, when = outcome.run, experiment.when(place.row)
-                last = run.history.last_complete(when)
-                measured.append(
-                    MeasuredRun(
-                        place=place,
-                        value=experiment.value(place.row, run.history, scale),
-                        std=last.accuracy(when).std if last else None,
-                        curve=_curve(run.history, when),
-                        clients=len(run.client_names()),
-                        figures=run.figures,
-                        about=outcome.about,
-                        folder=folder,
-                    )
-                )
+            if run:
+                measured[place.key] = run
             elif folder in failed:
-                reasons[place.row, place.column, place.seed] = failed[folder]
-        return cls(experiment, scale, tuple(measured), tuple(planned), reasons, dict(instead))
+                reasons[place.key] = failed[folder]
+        return cls(experiment, scale, measured, tuple(planned), reasons, dict(instead))
 
     @property
     def stem(self) -> str:
         """The name of the result's files, without their endings."""
-        return self.experiment.stem + (f"-scale{self.scale:g}" if self.scale < 1 else "")
+        return stem(self.experiment, self.scale)
 
     def write(self, folder: Path) -> str:
         """Write the Markdown and the JSON file, and return the Markdown."""
@@ -140,27 +108,42 @@ class ExperimentResults:
         write_whole(folder / f"{self.stem}.json", (json.dumps(self.data(), indent=1) + "\n").encode())
         return text
 
-    def entry(self, row: str, column: str) -> Entry:
+    def entry(self, row: str, column: str, reading: Reading = AS_MEASURED) -> Entry:
         """Return a cell of the table."""
         place = [c.name for c in self.experiment.columns].index(column)
         (wanted,) = (r for r in self.experiment.rows if r.name == row)
-        runs = [run for run in self.runs if (run.place.row, run.place.column) == (row, column)]
-        stds = [run.std for run in runs if run.std is not None]
+        runs = [run for (r, c, _), run in self.runs.items() if (r, c) == (row, column)]
+        values = [run.read(reading, wanted.when) for run in runs]
+        stds = [std for run in runs if (std := run.accuracies[wanted.when].std) is not None]
         return Entry(
             wanted.reported[place],
             wanted.spread[place],
-            tuple(100 * run.value for run in runs if run.value is not None),
+            tuple(100 * value for value in values if value is not None),
             100 * mean(stds) if stds else None,
             wanted.missing,
         )
 
-    def numbers(self) -> dict[str, dict[str, float | None]]:
+    def numbers(self, reading: Reading = AS_MEASURED) -> dict[str, dict[str, float | None]]:
         """Return our means, percent by row and column."""
         experiment = self.experiment
         return {
-            row.name: {column.name: self.entry(row.name, column.name).mean for column in experiment.columns}
+            row.name: {column.name: self.entry(row.name, column.name, reading).mean for column in experiment.columns}
             for row in experiment.rows
         }
+
+    def readings(self) -> list[tuple[Claim, list[tuple[Reading, Verdict]]]]:
+        """Return each claim with where it holds in our numbers if they are read in other ways.
+
+        A way that gives the same number as the file's own in every cell is left out.
+        """
+        ours = self.numbers()
+        others = [(reading, self.numbers(reading)) for reading in READINGS if reading != AS_MEASURED]
+        different = [(AS_MEASURED, ours), *((reading, numbers) for reading, numbers in others if numbers != ours)]
+        judge = self.experiment.judge
+        return [
+            (claim, [(reading, judge(claim, numbers)) for reading, numbers in different])
+            for claim in self.experiment.claims
+        ]
 
     def verdicts(self) -> list[tuple[str, Verdict, Verdict]]:
         """Return each claim with where it holds in the paper's own numbers, and in ours."""
@@ -188,18 +171,14 @@ class ExperimentResults:
             if self.experiment.measure.last_rounds > 1:
                 notes[-1] += f" Averaged over the last {self.experiment.window(self.scale)} rounds."
         notes += [f"{name} was read from {file}." for name, file in sorted(self.instead.items())]
-        total = sum(run.figures.seconds or 0.0 for run in self.runs)
+        total = sum(run.seconds or 0.0 for run in self.runs.values())
         seeds = ", ".join(map(str, self.seeds()))
         notes.append(f"{len(self.runs)} of {len(self.planned)} runs (seeds {seeds}), {total / 60:.0f} minutes of runs.")
-        for key, text in (("commit", "Commit"), ("machine", "Machine"), ("versions", "Versions")):
-            found = {_plain(key, run.about[key]) for run in self.runs}
-            notes += [f"{text}: {'; '.join(sorted(found))}."] if found else []
-        return notes
+        return notes + environment_notes(list(self.runs.values()))
 
     def data(self) -> dict[str, Any]:
         """Return everything as JSON."""
         experiment = self.experiment
-        done = {(run.place.row, run.place.column, run.place.seed): run for run in self.runs}
         table = []
         for column in experiment.columns:
             for row in experiment.rows:
@@ -233,34 +212,29 @@ class ExperimentResults:
             ],
             "chosen": list(experiment.chosen),
             "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "runs": [self._run(place, done.get((place.row, place.column, place.seed))) for place in self.planned],
+            "readings": [
+                {"claim": claim.text, **{reading.title: str(verdict) for reading, verdict in found}}
+                for claim, found in self.readings()
+            ],
+            **dumped(
+                [(self._about(place), self.runs.get(place.key)) for place in self.planned],
+                experiment.window(self.scale),
+            ),
         }
 
-    def _run(self, place: PlannedRun, run: MeasuredRun | None) -> dict[str, Any]:
+    def _about(self, place: PlannedRun) -> dict[str, Any]:
         where = {"row": place.row, "column": place.column, "seed": place.seed}
-        if run is None:
-            reason = self.failed.get((place.row, place.column, place.seed))
-            return {**where, "status": "failed" if reason else "not run", "reason": reason}
-        return {
-            **where,
-            "status": "done",
-            "value": run.value,
-            "std_over_clients": run.std,
-            "clients": run.clients,
-            "bytes": run.figures.bytes.to_json(),
-            "seconds": run.figures.seconds,
-            "refused": run.figures.refused,
-            "curve": {"round, before, after": run.curve},
-            **{key: value for key, value in run.about.items() if key != "run"},
-            "folder": run.folder,
-        }
+        if place.key in self.runs:
+            return {**where, "status": "done"}
+        reason = self.failed.get(place.key)
+        return {**where, "status": "failed", "reason": reason} if reason else {**where, "status": "not run"}
 
     def markdown(self) -> str:
         """Return title, tables, claims and conditions as Markdown."""
         experiment = self.experiment
         lines = [f"# {experiment.title}", "", f"{experiment.paper}. Table {experiment.table}.", ""]
         lines += [f"- {note}" for note in self.notes()]
-        touched = {run.place.column for run in self.runs} | {column for _, column, _ in self.failed}
+        touched = {column for _, column, _ in self.runs} | {column for _, column, _ in self.failed}
         untouched = [column.name for column in experiment.columns if column.name not in touched]
         if untouched:
             lines.append(f"- Not run: {'; '.join(untouched)}.")
@@ -279,6 +253,12 @@ class ExperimentResults:
         if experiment.claims:
             lines += ["", "## What the paper claims", "", "| claim | in the paper's numbers | here |", "|---|---|---|"]
             lines += [f"| {text} | {paper} | {ours} |" for text, paper, ours in self.verdicts()]
+            read = self.readings()
+            titles = [reading.title for reading, _ in read[0][1]]
+            if self.runs and len(titles) > 1:
+                lines += ["", "### If the same runs are read in another way", ""]
+                lines += [READINGS_NOTE, "", "| claim | " + " | ".join(titles) + " |", "|---|" + "---|" * len(titles)]
+                lines += [f"| {claim.text} | " + " | ".join(v.short for _, v in found) + " |" for claim, found in read]
         if self.failed:
             lines += ["", "## Failed", ""]
             lines += [f"- {row}, {column}, seed {seed}: {why}" for (row, column, seed), why in self.failed.items()]
@@ -302,16 +282,23 @@ class ExperimentResults:
         return texts
 
 
+def stem(experiment: Experiment, scale: float) -> str:
+    """Return the name of the result's files, without their endings."""
+    return experiment.stem + (f"-scale{scale:g}" if scale < 1 else "")
+
+
 def number(value: float | None, form: str = ".2f") -> str:
     """Return a number as text, a hyphen for none."""
     return "-" if value is None else format(value, form)
 
 
-def _curve(history: History, when: str) -> tuple[tuple[int, float | None, float | None], ...]:
-    return tuple(
-        (line.round, line.accuracy("before").mean, line.accuracy("after").mean)
-        for line in history.complete_rounds(when)
-    )
+def environment_notes(runs: Sequence[MeasuredRun]) -> list[str]:
+    """Return of which commit, on which machine and with which versions runs were made, a sentence each."""
+    notes = []
+    for key, text in (("commit", "Commit"), ("machine", "Machine"), ("versions", "Versions")):
+        found = {_plain(key, run.about[key]) for run in runs}
+        notes += [f"{text}: {'; '.join(sorted(found))}."] if found else []
+    return notes
 
 
 def _plain(key: str, value: Any) -> str:

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,10 +14,13 @@ from typing import IO, Any
 import pytest
 import yaml
 
-from common.errors import ConfigError
-from results.experiment import Data, Experiment, selected
+from common.errors import ConfigError, FloretError
+from results.experiment import Data, Experiment, PlannedRun, selected
+from results.fit import Fit, Trial, baselines
 from results.history import ClientRound, History, Round, Scores, Traffic
+from results.measured import Accuracies, MeasuredRun, Records, thin_curve
 from results.runs import LocalEngine, Runs, RunSpec
+from results.tables import ExperimentResults
 from server_app.settings import read_config
 from server_app.setup import check_run
 from tests.conftest import PATIENCE
@@ -290,6 +294,154 @@ def test_what_a_run_says(tmp_path: Path) -> None:
     assert experiment.value("One", history((None, 0.5, 2)), 1) is None
 
 
+def test_a_run_read_in_every_way() -> None:
+    def measured(number: int, *clients: tuple[float, float, int]) -> Round:
+        """Return a round of (before, after, test samples) of each client."""
+        records = {
+            str(place): ClientRound(True, Scores(before), Scores(after), 0.1, Traffic(), 0.1)
+            for place, (before, after, _) in enumerate(clients)
+        }
+        sizes = {str(place): {"test": samples} for place, (_, _, samples) in enumerate(clients)}
+        return Round.of(number, records, sizes, [], [], 1.0)
+
+    rounds = (
+        measured(1, (0.0, 0.8, 30), (0.2, 1.0, 10)),
+        measured(2, (0.1, 0.4, 30), (0.3, 0.8, 10)),
+        measured(3, (0.5, 0.5, 30)),
+        measured(4, (0.2, 0.4, 30), (0.6, 0.6, 10)),
+    )
+    found = Accuracies.of(History(rounds, planned=4, evaluate_every=4), "after", 2)
+    # Round 3 is not complete. Means of rounds 1, 2, 4: 0.9, 0.6, 0.5; weighted 3 to 1: 0.85, 0.5, 0.45.
+    assert (found.window, found.last, found.best) == pytest.approx((0.55, 0.5, 0.9))
+    assert (found.weighted, found.std) == pytest.approx((0.475, 0.1))
+    before = Accuracies.of(History(rounds, planned=4, evaluate_every=4), "before", 1)
+    assert (before.window, before.last, before.best) == pytest.approx((0.4, 0.4, 0.4))
+    assert Accuracies.of(History((), planned=4, evaluate_every=4), "after", 2) == Accuracies()
+
+
+def accuracies(before: float, after: float) -> dict[str, Accuracies]:
+    return {
+        when: Accuracies(window=value, last=value, best=value, weighted=value, std=0.0)
+        for when, value in (("before", before), ("after", after))
+    }
+
+
+def done(place: PlannedRun, runs: Runs, before: float, after: float) -> MeasuredRun:
+    about = {
+        "commit": "c",
+        "machine": {"cpus": 2, "cpu": "", "gpus": []},
+        "versions": {},
+        "started": "",
+        "resumed": 0,
+        "federation-config": place.spec.federation,
+        "config": runs.config(place.spec),
+    }
+    return MeasuredRun(accuracies(before, after), ((1, before, after),), 4, Traffic(1, 2), 3.0, 0, about)
+
+
+def test_claims_read_in_other_ways(tmp_path: Path) -> None:
+    experiment = read(tmp_path)
+    runs = Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
+    planned = experiment.planned_runs([0], 1, Data("", {}, False), "", {})
+    # Row One is measured before training, Two after it.
+    one, two = (place for place in planned if place.column == "A")
+    measured = {one.key: done(one, runs, 0.2, 0.7), two.key: done(two, runs, 0.3, 0.6)}
+    results = ExperimentResults(experiment, 1.0, measured, tuple(planned), {}, {})
+    ((_, found),) = results.readings()
+    # Ways that change no number are left out.
+    assert {reading.title: verdict.short for reading, verdict in found} == {
+        "as measured": "1 of 1",
+        "all rows before training": "1 of 1",
+        "all rows after training": "0 of 1",
+    }
+    assert "| Two is best | 1 of 1 | 1 of 1 | 0 of 1 |" in results.markdown()
+
+
+def test_what_is_kept_is_what_was_measured(tmp_path: Path) -> None:
+    experiment = read(tmp_path)
+    runs = Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
+    planned = experiment.planned_runs([0], 1, Data("", {}, False), "", {})
+    measured = {place.key: done(place, runs, 0.25, 1 / 3) for place in planned[:2]}
+    ExperimentResults(experiment, 1.0, measured, tuple(planned), {}, {}).write(tmp_path)
+    file = tmp_path / "small.json"
+    records = Records(runs, file, window=10)
+    assert [records.kept(place.spec) for place in planned] == [True, True, False, False]
+    for place in planned[:2]:
+        kept = records.get(place.spec, "after")
+        assert kept is not None
+        assert kept.accuracies["after"].window == 1 / 3
+        assert kept.about["config"] == measured[place.key].about["config"]
+    assert records.get(planned[2].spec, "after") is None
+    # What the two runs share stands once; a mean over other rounds is another number.
+    content = json.loads(file.read_text())
+    assert content["config"]["dataset"] == "cifar10"
+    assert content["runs"][0]["config"]["method"] == "fedavg"
+    assert "dataset" not in content["runs"][0]["config"]
+    assert not Records(runs, file, window=9).kept(planned[0].spec)
+    # A key that came later had its default then.
+    del content["config"]["weight-decay"]
+    file.write_text(json.dumps(content))
+    assert Records(runs, file, window=10).kept(planned[0].spec)
+    file.write_text(json.dumps(content | {"format": 1}))
+    with pytest.raises(FloretError, match="is not of this version's format"):
+        Records(runs, file, window=10)
+
+
+def test_long_curves_are_thinned() -> None:
+    rounds = history(*[(0.1, 0.123456, 2)] * 100).rounds
+    curve = thin_curve(History(rounds, planned=100, evaluate_every=1), "after")
+    assert [point[0] for point in curve] == [*range(1, 101, 3)]
+    assert curve[0] == (1, 0.1, 0.1235)
+
+
+def fitted(tmp_path: Path, **changes: Any) -> tuple[Experiment, Runs]:
+    experiment = read(tmp_path, own="fedper", **changes)
+    return experiment, Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
+
+
+def trial(experiment: Experiment, runs: Runs, column: str, before: float, **setting: Any) -> Trial:
+    planned = experiment.planned_runs([0], 1, Data("", {}, False), "", {"lr": 0.3, **setting})
+    (place,) = [place for place in baselines(experiment, planned) if place.column == column]
+    return Trial(place.row, column, 0, done(place, runs, before, 0.9))
+
+
+def test_settings_are_judged_by_the_baselines_alone(tmp_path: Path) -> None:
+    experiment, runs = fitted(tmp_path)
+    planned = experiment.planned_runs([0], 1, Data("", {}, False), "", {})
+    assert [(place.row, place.column) for place in baselines(experiment, planned)] == [("One", "A"), ("One", "B")]
+    # One, measured before training, has 50 and 60.5 in the paper.
+    trials = [
+        *(trial(experiment, runs, "A", 0.4, momentum=0.0), trial(experiment, runs, "B", 0.625, momentum=0.0)),
+        *(trial(experiment, runs, "A", 0.49, momentum=0.9), trial(experiment, runs, "B", 0.6, momentum=0.9)),
+        trial(experiment, runs, "A", 0.5, momentum=0.5),
+    ]
+    found = Fit(experiment, 1.0, ("momentum",), tuple(trials), ("One | A: why",)).settings()
+    # The one with a single cell is last, though it is nearest.
+    assert [setting.values for setting in found] == [(0.9,), (0.0,), (0.5,)]
+    assert [setting.distance() for setting in found] == pytest.approx([0.75, 6.0, 0.0])
+    assert [setting.offset for setting in found] == pytest.approx([-0.75, -4.0, 0.0])
+    assert found[1].ours["One"] == pytest.approx(51.25)
+    text = Fit(experiment, 1.0, ("momentum",), tuple(trials), ("One | A: why",)).markdown()
+    # After training it has 90 in both columns: 40 and 29.5 above.
+    assert "| momentum | cells | distance | offset | all rows after training | One |" in text
+    assert "| 0.9 | 2 | 0.75 | -0.75 | 34.75 | 54.50 (-0.75) |" in text
+    assert "- One | A: why" in text
+
+
+def test_a_fit_needs_a_baseline(tmp_path: Path) -> None:
+    for changes, line in (
+        ({}, "small: own: is missing: name the paper's own method, which a fit does not run"),
+        ({"own": "fedper"}, "small: no baseline is left: fedper is the paper's own method"),
+    ):
+        experiment = read(tmp_path, **changes)
+        planned = experiment.planned_runs([0], 1, Data("", {}, False), "", {})
+        with pytest.raises(ConfigError) as error:
+            baselines(experiment, [place for place in planned if place.row == "Two"])
+        assert str(error.value) == line
+    with pytest.raises(ConfigError, match=r"own: 'fedpre' is the method of no row \(did you mean 'fedper'\?\)"):
+        read(tmp_path, own="fedpre")
+
+
 def test_a_claim_is_judged_column_by_column(tmp_path: Path) -> None:
     claims = [
         {"text": "best", "higher": "Two", "than": ["One", "Three"]},
@@ -355,17 +507,18 @@ def test_a_table_is_run_told_and_not_run_again(env: dict[str, str], tmp_path: Pa
         ("Four", "failed"),
     ]
     assert "min-samples" in ran["Four"]["reason"]
-    assert ran["One"]["config"]["rounds"] == 2
-    assert ran["One"]["config"]["max-samples"] == 898
-    assert ran["One"]["commit"]
-    assert ran["One"]["machine"]["cpus"] >= 1
-    assert "data-dir" not in ran["One"]["config"]
-    curve = ran["One"]["curve"]["round, before, after"]
+    assert results["config"]["rounds"] == 2
+    assert results["config"]["max-samples"] == 898
+    assert not {"data-dir", "pfakd.beta"} & set(results["config"])
+    assert results["environments"][ran["One"]["environment"]]["commit"]
+    assert results["environments"][ran["One"]["environment"]]["machine"]["cpus"] >= 1
+    curve = ran["One"]["curve"]
     assert [point[0] for point in curve] == [1, 2]
     # Half of the last four rounds: the mean of both.
-    assert ran["One"]["value"] == pytest.approx((curve[0][2] + curve[1][2]) / 2)
+    value = ran["One"]["accuracy"]["after"]["window"]
+    assert value == pytest.approx((curve[0][2] + curve[1][2]) / 2, abs=1e-4)
     entry = results["table"][0]
-    assert entry["mean"] == pytest.approx(100 * ran["One"]["value"])
+    assert entry["mean"] == pytest.approx(100 * value)
     assert entry["difference"] == pytest.approx(entry["mean"] - 50)
     assert results["claims"][0]["in_the_paper"].startswith("not held: 0 of 1")
     text = (tmp_path / "out" / "real-scale0.5.md").read_text()
@@ -379,10 +532,56 @@ def test_a_table_is_run_told_and_not_run_again(env: dict[str, str], tmp_path: Pa
     before = set((tmp_path / "out").rglob("summary.json"))
     again = run("--only", "One")
     assert again.returncode == 0
-    assert "1 of 1 runs are done" in again.stdout
+    assert "1 of 1 runs are in the results of" in again.stdout
     assert set((tmp_path / "out").rglob("summary.json")) == before
     kept = [path.parent for path in (tmp_path / "out").rglob("checkpoints")]
     assert not [run for run in kept if (run / "summary.json").exists()]
+    # What was committed is not run again where the runs' folders are gone.
+    shutil.rmtree(tmp_path / "out" / "cells")
+    written = (tmp_path / "out" / "real-scale0.5.json").read_text()
+    elsewhere = run("--only", "One", "--results", str(tmp_path / "out"), "-o", str(tmp_path / "other"))
+    assert elsewhere.returncode == 0
+    assert "1 of 1 runs are in the results of" in elsewhere.stdout
+    assert not list(tmp_path.rglob("summary.json"))
+    assert text.replace("| failed |", "| not run |").split("## Failed")[0] in elsewhere.stdout
+    # A file that is none is told, and left.
+    (tmp_path / "out" / "real-scale0.5.json").write_text(written[:-9])
+    broken = run("--only", "One")
+    assert broken.returncode == 2
+    assert broken.stderr.startswith(f"floret: {tmp_path / 'out' / 'real-scale0.5.json'}: is no file of results")
+    assert broken.stderr.count("\n") == 1
+    assert (tmp_path / "out" / "real-scale0.5.json").read_text() == written[:-9]
+
+
+@pytest.mark.thorough
+def test_a_fit_is_run_and_gone_on_with(env: dict[str, str], tmp_path: Path) -> None:
+    rows = [
+        {"name": "One", "config": {"method": "fedper"}, "reported": [50]},
+        {"name": "Own", "config": {"method": "pfakd"}, "reported": [60]},
+    ]
+    file = real(tmp_path, rounds=2, rows=rows, claims=[], own="pfakd")
+
+    def run(*grids: str) -> str:
+        options = [option for grid in grids for option in ("--grid", grid)]
+        command = [sys.executable, "-m", "cli.main", "fit", str(file), "-o", str(tmp_path / "out"), *options]
+        ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    first = run("momentum=[0.0, 0.9]")
+    assert "| One | IID | seed 0 | momentum=0.9: " in first.replace("[2/2] ", "| ")
+    # A second grid stands beside the first one, whose runs are not made again.
+    second = run("momentum=[0.9]", "lr=[0.01, 0.02]")
+    assert "1 of 2 runs are in the results of" in second
+    content = json.loads((tmp_path / "out" / "real-fit.json").read_text())
+    assert content["varied"] == ["momentum", "lr"]
+    tried = [(setting["keys"]["momentum"], setting["keys"]["lr"]) for setting in content["settings"]]
+    assert sorted(tried) == [(0.0, 0.01), (0.9, 0.01), (0.9, 0.02)]
+    assert {entry["row"] for entry in content["runs"]} == {"One"}
+    distances = [setting["distance"]["as measured"] for setting in content["settings"]]
+    assert distances == sorted(distances)
+    assert len(list(tmp_path.rglob("summary.json"))) == 3
+    assert (tmp_path / "out" / "real-fit.md").read_text() in second
 
 
 def unlocked(file: IO[str]) -> bool:

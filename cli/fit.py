@@ -1,0 +1,59 @@
+"""``floret fit``: settings that a paper does not print, judged by its baselines' reported numbers."""
+
+from pathlib import Path
+
+import click
+
+from cli.table_options import TableOptions, table_options, tell_kept
+from common.errors import FloretError
+
+
+@click.command()
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--grid", "grids", multiple=True, required=True, metavar="KEY=[...]", help="Values of a key; repeatable.")
+@table_options
+def fit(file: Path, grids: tuple[str, ...], options: TableOptions) -> None:
+    """Search settings that a paper does not print: which brings its baselines near their reported numbers?
+
+    Runs the baselines of FILE, one of experiments/, with every combination of the --grid values. The paper's own
+    method is never run. Writes <name>-fit.md and .json after each run; another grid is added to what is there. A run
+    that is done is not made again.
+    """
+    from results.experiment import Experiment, selected
+    from results.fit import Fit, baselines, fit_stem
+    from results.measured import Records
+    from results.runs import run_missing
+    from results.sweep import combinations
+
+    scale, runs = options.scale, options.runs()
+    experiment = Experiment.read(file)
+    path = options.results / f"{fit_stem(experiment, scale)}.json"
+    records = Records(runs, path, experiment.window(scale))
+    settings = combinations(grids)
+    tables = [options.planned(experiment, runs, setting) for setting in settings]
+    planned = [
+        (setting, place)
+        for setting, table in zip(settings, selected(tables, options.only), strict=True)
+        for place in baselines(experiment, table)
+    ]
+    missing = [(setting, place) for setting, place in planned if not records.kept(place.spec)]
+    tell_kept(len(planned) - len(missing), len(planned), options.results)
+    jobs = [experiment.job(place, scale, runs.config(place.spec), setting) for setting, place in missing]
+    failed = dict[str, str]()
+
+    def results() -> Fit:
+        wrong = [
+            f"{place.label}, {setting}: {failed[name]}"
+            for setting, place in planned
+            if (name := runs.folder(place.spec).name) in failed
+        ]
+        return Fit.gather(experiment, scale, path, records, planned, wrong)
+
+    def write() -> None:
+        results().write(options.results)
+
+    if not options.no_run:
+        failed |= run_missing(runs, jobs, keep_models=options.keep_models, finished=write)
+    click.echo("\n" + results().write(options.results))
+    if failed:
+        raise FloretError(f"{len(failed)} of {len(jobs)} runs failed; see above")

@@ -1,0 +1,150 @@
+"""Options that the commands share which run published tables."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.engines import engine_options
+from common.errors import FloretError
+
+if TYPE_CHECKING:
+    from results.experiment import Data, Experiment, PlannedRun
+    from results.runs import Runs
+
+_OPTIONS = (
+    click.option(
+        "--scale", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Part of rounds and samples to run."
+    ),
+    click.option(
+        "--seeds", type=click.IntRange(1), default=1, show_default=True, help="Run seeds 0 to this number - 1."
+    ),
+    click.option(
+        "--only", multiple=True, metavar="NAME", help="Run only this row or column; * for any text; repeatable."
+    ),
+    click.option(
+        "--data",
+        "places",
+        multiple=True,
+        metavar="[DATASET=]PATH",
+        help="Folder of the datasets, or the folder or npz file of one of them; repeatable.",
+    ),
+    click.option("--download", is_flag=True, help="Download datasets that are not there."),
+    click.option("--no-run", is_flag=True, help="Run nothing: show what is done."),
+    click.option("--keep-models", is_flag=True, help="Keep the personal models and checkpoints of each run."),
+    click.option(
+        "--set", "-c", "extra", default="", metavar="KEYS", help="Keys for every run, as --run-config of `flwr run`."
+    ),
+    click.option(
+        "--app", default=".", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Floret's folder."
+    ),
+    click.option(
+        "--federation-config",
+        default="client-resources-num-cpus=1",
+        show_default=True,
+        help="As for `flwr run`, after the number of clients.",
+    ),
+    engine_options,
+    click.option(
+        "--output",
+        "-o",
+        default="reproduced",
+        show_default=True,
+        type=click.Path(path_type=Path),
+        help="Where runs and results go.",
+    ),
+    click.option(
+        "--results",
+        "kept",
+        type=click.Path(path_type=Path),
+        help="Where results go, and are: a run that is in them is not made again. By default the folder of --output.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What the options say; see their help."""
+
+    scale: float
+    seeds: int
+    only: tuple[str, ...]
+    places: tuple[str, ...]
+    download: bool
+    no_run: bool
+    keep_models: bool
+    extra: str
+    app: Path
+    federation_config: str
+    engine: str
+    superlink: str
+    output: Path
+    kept: Path | None
+
+    @property
+    def results(self) -> Path:
+        """The folder of the results."""
+        return self.kept or self.output
+
+    def data(self) -> "Data":
+        """Return where the datasets are.
+
+        Raises:
+            ConfigError: a name is not that of a dataset.
+        """
+        from results.experiment import Data
+
+        return Data.of(self.places, self.download)
+
+    def runs(self) -> "Runs":
+        """Return where runs are made.
+
+        Raises:
+            FloretError: the engine cannot be used.
+        """
+        from results.runs import Runs, engine_of
+        from server_app.setup import check_run
+
+        return Runs(self.app, self.output, check_run, engine_of(self.engine, self.app, self.superlink))
+
+    def planned(self, experiment: "Experiment", runs: "Runs", setting: dict[str, Any]) -> "list[PlannedRun]":
+        """Return the runs of a table with the keys of ``setting``.
+
+        Raises:
+            FloretError: a run's config is wrong; the message names the table, the row and the column.
+        """
+        from common.run_config import parse_run_config
+        from server_app.settings import read_config
+
+        same = {**parse_run_config(self.extra), **setting}
+        planned = experiment.planned_runs(range(self.seeds), self.scale, self.data(), self.federation_config, same)
+        for place in planned:
+            try:
+                read_config(runs.config(place.spec))
+            except FloretError as error:
+                raise type(error)(f"{experiment.stem}, {place.row}, {place.column}: {error}") from error
+        return planned
+
+
+def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options; the command gets them as ``TableOptions``, its last argument ``options``."""
+
+    def collected(*args: Any, **kwargs: Any) -> Any:
+        names = TableOptions.__dataclass_fields__
+        options = TableOptions(**{name: kwargs.pop(name) for name in names})
+        return command(*args, **kwargs, options=options)
+
+    collected.__name__, collected.__doc__ = command.__name__, command.__doc__
+    collected.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
+    wrapped: Callable[..., Any] = collected
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def tell_kept(kept: int, wanted: int, folder: Path) -> None:
+    """Say how many of the runs are in the results already."""
+    if kept:
+        click.echo(f"{kept} of {wanted} runs are in the results of {folder}")

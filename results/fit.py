@@ -1,0 +1,244 @@
+"""Settings that a paper does not print, judged by how near its baselines come to their reported numbers.
+
+The paper's own method is never run here, so what is chosen is not chosen for it.
+"""
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any, Self
+
+from common.durable import write_whole
+from common.errors import ConfigError
+from results.experiment import Experiment, PlannedRun
+from results.measured import AS_MEASURED, READINGS, MeasuredRun, Reading, Records, dumped, loaded
+from results.sweep import markdown
+from results.tables import environment_notes, number, stem
+from results.text import plain
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run of a baseline, and its place in the table."""
+
+    row: str
+    column: str
+    seed: int
+    run: MeasuredRun
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells it from other trials."""
+        return self.row, self.column, self.run.about["config"], self.run.about["federation-config"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The trials with the same values of the varied keys.
+
+    Attributes:
+        values: those that were varied; None for a key that the trials' version did not have.
+        differences: ours minus reported, in points, mean over seeds, by reading's title, then row and column.
+        ours: percent, as measured, by row, mean over columns and seeds.
+    """
+
+    values: tuple[Any, ...]
+    differences: Mapping[str, Mapping[tuple[str, str], float]]
+    ours: Mapping[str, float]
+
+    def distance(self, reading: Reading = AS_MEASURED) -> float | None:
+        """Return the mean over rows and columns of the absolute difference, in points; None without a number."""
+        found = self.differences[reading.title].values()
+        return mean(map(abs, found)) if found else None
+
+    @property
+    def offset(self) -> float | None:
+        """Mean over rows and columns of the difference, in points: below 0 if our numbers are lower."""
+        found = self.differences[AS_MEASURED.title].values()
+        return mean(found) if found else None
+
+    def difference(self, row: str) -> float | None:
+        """Return the mean over columns of a row's difference, in points."""
+        found = [points for (r, _), points in self.differences[AS_MEASURED.title].items() if r == row]
+        return mean(found) if found else None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """All trials of a table so far, those of earlier grids, too.
+
+    Attributes:
+        experiment, scale: of the table.
+        varied: keys that any grid had.
+        trials: that are done.
+        failed: what could not be run and why, a line each.
+    """
+
+    experiment: Experiment
+    scale: float
+    varied: tuple[str, ...]
+    trials: tuple[Trial, ...]
+    failed: tuple[str, ...]
+
+    @classmethod
+    def gather(
+        cls,
+        experiment: Experiment,
+        scale: float,
+        file: Path,
+        records: Records,
+        planned: Sequence[tuple[Mapping[str, Any], PlannedRun]],
+        failed: Sequence[str],
+    ) -> Self:
+        """Return the trials that the file has, and those of ``planned`` that are done.
+
+        Args:
+            experiment: the table.
+            scale: the part of rounds and samples that was run.
+            file: of the fit's results; need not exist.
+            records: what is done.
+            planned: the keys of a setting, and a run with it.
+            failed: what could not be run and why.
+
+        Raises:
+            FloretError: a file cannot be read.
+        """
+        content, kept = loaded(file, experiment.window(scale))
+        names = (*content.get("varied", ()), *(key for setting, _ in planned for key in setting))
+        trials = [Trial(entry["row"], entry["column"], entry["seed"], run) for entry, run in kept]
+        for _, place in planned:
+            run = records.get(place.spec, experiment.when(place.row))
+            trial = Trial(place.row, place.column, place.seed, run) if run else None
+            if trial and all(trial.key != other.key for other in trials):
+                trials.append(trial)
+        known = {(row.name, column.name) for row in experiment.rows for column in experiment.columns}
+        here = (trial for trial in trials if (trial.row, trial.column) in known)
+        return cls(experiment, scale, tuple(dict.fromkeys(names)), tuple(here), tuple(failed))
+
+    def settings(self) -> list[Setting]:
+        """Return the settings, those with most cells first, among them the nearest first."""
+        groups: dict[str, list[Trial]] = {}
+        for trial in self.trials:
+            groups.setdefault(json.dumps(self._values(trial)), []).append(trial)
+        settings = [self._setting(trials) for trials in groups.values()]
+        return sorted(
+            settings, key=lambda setting: (-len(setting.differences[AS_MEASURED.title]), setting.distance() or 0.0)
+        )
+
+    def write(self, folder: Path) -> str:
+        """Write the Markdown and the JSON file, and return the Markdown."""
+        text = self.markdown()
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / f"{fit_stem(self.experiment, self.scale)}.md", text.encode())
+        about = {
+            "experiment": self.experiment.stem,
+            "title": self.experiment.title,
+            "measure": str(self.experiment.measure),
+            "scale": self.scale,
+            "varied": self.varied,
+            "settings": [
+                {
+                    "keys": dict(zip(self.varied, setting.values, strict=True)),
+                    "cells": len(setting.differences[AS_MEASURED.title]),
+                    "distance": {reading.title: setting.distance(reading) for reading in READINGS},
+                    "offset": setting.offset,
+                }
+                for setting in self.settings()
+            ],
+            "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        }
+        runs: list[tuple[dict[str, Any], MeasuredRun | None]] = [
+            ({"row": t.row, "column": t.column, "seed": t.seed}, t.run) for t in self.trials
+        ]
+        content = about | dumped(runs, self.experiment.window(self.scale))
+        write_whole(
+            folder / f"{fit_stem(self.experiment, self.scale)}.json", (json.dumps(content, indent=1) + "\n").encode()
+        )
+        return text
+
+    def markdown(self) -> str:
+        """Return what was tried, the nearest setting first, as Markdown."""
+        experiment, settings = self.experiment, self.settings()
+        rows = [row.name for row in experiment.rows if any(trial.row == row.name for trial in self.trials)]
+        columns = [c.name for c in experiment.columns if any(trial.column == c.name for trial in self.trials)]
+        others = [
+            reading
+            for reading in READINGS
+            if reading != AS_MEASURED and any(s.distance(reading) != s.distance() for s in settings)
+        ]
+        head = [*self.varied, "cells", "distance", "offset", *(reading.title for reading in others), *rows]
+        lines = [
+            [
+                *("-" if value is None else plain(value) for value in setting.values),
+                str(len(setting.differences[AS_MEASURED.title])),
+                number(setting.distance()),
+                number(setting.offset, "+.2f"),
+                *(number(setting.distance(reading)) for reading in others),
+                *(f"{number(setting.ours.get(row))} ({number(setting.difference(row), '+.2f')})" for row in rows),
+            ]
+            for setting in settings
+        ]
+        notes = [
+            f"Measured: {experiment.measure}; columns: {'; '.join(columns)}.",
+            f"{self.scale:g} of the rounds and samples of the paper's setting." if self.scale < 1 else "At full size.",
+            f"The paper's own method, `{experiment.own}`, is not run.",
+            "*distance* is the mean over rows and columns of |ours - reported| in points, *offset* that of ours - "
+            "reported; the columns after it have the distance if the same runs are read in other ways. A row's number "
+            "is ours, in percent, its difference to the reported one in brackets.",
+            *environment_notes([trial.run for trial in self.trials]),
+        ]
+        text = [f"# {experiment.title}: settings that the paper does not print", ""]
+        text += [*(f"- {note}" for note in notes), "", markdown(head, lines)]
+        if self.failed:
+            text += ["", "## Failed", "", *(f"- {line}" for line in self.failed)]
+        return "\n".join(text) + "\n"
+
+    def _values(self, trial: Trial) -> list[Any]:
+        return [trial.run.about["config"].get(key) for key in self.varied]
+
+    def _setting(self, trials: Sequence[Trial]) -> Setting:
+        experiment = self.experiment
+        when = {row.name: row.when for row in experiment.rows}
+        reported = experiment.reported()
+        cells = sorted({(trial.row, trial.column) for trial in trials})
+
+        def ours(row: str, column: str, reading: Reading) -> float | None:
+            values = [t.run.read(reading, when[row]) for t in trials if (t.row, t.column) == (row, column)]
+            measured = [value for value in values if value is not None]
+            return 100 * mean(measured) if measured else None
+
+        differences: dict[str, dict[tuple[str, str], float]] = {}
+        for reading in READINGS:
+            found = differences.setdefault(reading.title, {})
+            for row, column in cells:
+                value, paper = ours(row, column, reading), reported[row][column]
+                if value is not None and paper is not None:
+                    found[row, column] = value - paper
+        means = {
+            row: mean(values)
+            for row in {row for row, _ in cells}
+            if (values := [v for r, c in cells if r == row and (v := ours(r, c, AS_MEASURED)) is not None])
+        }
+        return Setting(tuple(self._values(trials[0])), differences, means)
+
+
+def fit_stem(experiment: Experiment, scale: float) -> str:
+    """Return the name of a fit's files, without their endings."""
+    return f"{stem(experiment, scale)}-fit"
+
+
+def baselines(experiment: Experiment, planned: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Return the runs that are not of the paper's own method.
+
+    Raises:
+        ConfigError: the file does not name that method, or nothing else is left.
+    """
+    if not experiment.own:
+        raise ConfigError(f"{experiment.stem}: own: is missing: name the paper's own method, which a fit does not run")
+    found = [place for place in planned if not experiment.is_own(place.row)]
+    if not found:
+        raise ConfigError(f"{experiment.stem}: no baseline is left: {experiment.own} is the paper's own method")
+    return found

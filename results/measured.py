@@ -1,0 +1,263 @@
+"""What a finished run of a table measured, in a few kilobytes, and the file that keeps it.
+
+A file of results is read again before its table is run: a run that it has is not made again. So it can be committed
+while a table of many hours is run, and gone on with on another machine.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any, Self
+
+from common.errors import FloretError
+from results.history import History, Json, Traffic
+from results.runs import Outcome, Runs, RunSpec
+
+FORMAT = 2
+# A curve of more rounds is thinned to about so many points.
+POINTS = 40
+_ABOUT = ("started", "resumed", "federation-config")
+_ENVIRONMENT = ("commit", "machine", "versions")
+
+
+@dataclass(frozen=True)
+class Accuracies:
+    """Mean test accuracy over clients in [0, 1], before or after local training, read in several ways.
+
+    All are over complete rounds; None where none is complete.
+
+    Attributes:
+        window: mean over the rounds that the experiment's measure names.
+        last: in the last round.
+        best: in the round in which it is highest, which is chosen on the test split.
+        weighted: as ``window``, clients weighted by their test samples.
+        std: over clients, in the last round.
+    """
+
+    window: float | None = None
+    last: float | None = None
+    best: float | None = None
+    weighted: float | None = None
+    std: float | None = None
+
+    @classmethod
+    def of(cls, history: History, when: str, window: int) -> Self:
+        """Read a history, ``when`` being ``before`` or ``after``, with a ``window`` of so many rounds."""
+        spreads = [line.accuracy(when) for line in history.complete_rounds(when)]
+        if not spreads:
+            return cls()
+        shown = spreads[-window:]
+        return cls(
+            window=_mean(spread.mean for spread in shown),
+            last=spreads[-1].mean,
+            best=max((spread.mean for spread in spreads if spread.mean is not None), default=None),
+            weighted=_mean(spread.weighted_mean for spread in shown),
+            std=spreads[-1].std,
+        )
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A way to read a table.
+
+    Attributes:
+        title: of it.
+        when: ``before`` or ``after`` for every row; empty where each row is measured as the file says.
+        figure: a field of ``Accuracies``.
+    """
+
+    title: str
+    when: str
+    figure: str
+
+
+AS_MEASURED = Reading("as measured", "", "window")
+READINGS = (
+    AS_MEASURED,
+    Reading("all rows before training", "before", "window"),
+    Reading("all rows after training", "after", "window"),
+    Reading("last round", "", "last"),
+    Reading("best round on test", "", "best"),
+    Reading("weighted by samples", "", "weighted"),
+)
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A run that is done, without its history, which is large.
+
+    Attributes:
+        accuracies: by ``before`` and ``after``.
+        curve: round, mean test accuracy before and after local training in [0, 1], for complete rounds.
+        clients: their number.
+        bytes: of all rounds.
+        seconds: that it took.
+        refused: number of replies.
+        about: the conditions it ran under, see ``results.runs.Outcome``; ``config`` without other methods' keys.
+    """
+
+    accuracies: Mapping[str, Accuracies]
+    curve: tuple[tuple[int, float | None, float | None], ...]
+    clients: int
+    bytes: Traffic
+    seconds: float | None
+    refused: int
+    about: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, outcome: Outcome, when: str, window: int) -> Self:
+        """Read a finished run.
+
+        Args:
+            outcome: the run.
+            when: ``before`` or ``after``: the rounds that measured it are those of the curve.
+            window: number of rounds that are averaged.
+        """
+        run, method = outcome.run, str(outcome.about["config"]["method"])
+        config = outcome.about["config"]
+        own = {key: value for key, value in config.items() if "." not in key or key.startswith(f"{method}.")}
+        return cls(
+            accuracies={at: Accuracies.of(run.history, at, window) for at in ("before", "after")},
+            curve=thin_curve(run.history, when),
+            clients=len(run.client_names()),
+            bytes=run.figures.bytes,
+            seconds=run.figures.seconds,
+            refused=run.figures.refused,
+            about={**{key: outcome.about[key] for key in (*_ABOUT, *_ENVIRONMENT)}, "config": own},
+        )
+
+    def read(self, reading: Reading, when: str) -> float | None:
+        """Return the accuracy in [0, 1] of a row that the file measures ``when``."""
+        value: float | None = getattr(self.accuracies[reading.when or when], reading.figure)
+        return value
+
+
+class Records:
+    """The runs of a table that are done: those of its file of results, and those of the runs' folders.
+
+    Args:
+        runs: where runs are made.
+        file: of results; need not exist.
+        window: number of rounds that are averaged.
+
+    Raises:
+        FloretError: the file is something else.
+    """
+
+    def __init__(self, runs: Runs, file: Path, window: int) -> None:
+        self._runs, self._window = runs, window
+        self._known = {runs.recorded(run.about): run for _, run in loaded(file, window)[1]}
+        self._kept = frozenset(self._known)
+
+    def kept(self, spec: RunSpec) -> bool:
+        """Return whether the file of results had the run."""
+        return self._runs.folder(spec).name in self._kept
+
+    def get(self, spec: RunSpec, when: str) -> MeasuredRun | None:
+        """Return what a run measured, ``when`` being that of its row; None if it is not done.
+
+        Raises:
+            FloretError: a file of the run cannot be read.
+        """
+        name = self._runs.folder(spec).name
+        if name not in self._known:
+            outcome = self._runs.outcome(spec)
+            if outcome is None:
+                return None
+            self._known[name] = MeasuredRun.of(outcome, when, self._window)
+        return self._known[name]
+
+
+def thin_curve(history: History, when: str) -> tuple[tuple[int, float | None, float | None], ...]:
+    """Return number and accuracies of complete rounds; of a long run every so many, and the last."""
+    rounds = history.complete_rounds(when)
+    step = -(-len(rounds) // POINTS) or 1
+    # Counted from the end, so that the last round is there.
+    shown = rounds[::-1][::step][::-1]
+    return tuple(
+        (line.round, _rounded(line.accuracy("before").mean), _rounded(line.accuracy("after").mean)) for line in shown
+    )
+
+
+def dumped(runs: Sequence[tuple[Json, MeasuredRun | None]], window: int) -> Json:
+    """Return runs as JSON: what they share stands once.
+
+    Args:
+        runs: what to say of each run besides, and the run; None if it is not done.
+        window: number of rounds that were averaged.
+    """
+    done = [run for _, run in runs if run is not None]
+    configs = [run.about["config"] for run in done]
+    same = (
+        {key: value for key, value in configs[0].items() if all(_has(c, key, value) for c in configs)} if done else {}
+    )
+    environments: list[Json] = []
+    entries = []
+    for about, run in runs:
+        entry = dict(about)
+        if run is not None:
+            environment = {key: run.about[key] for key in _ENVIRONMENT}
+            if environment not in environments:
+                environments.append(environment)
+            entry |= {
+                "accuracy": {when: asdict(accuracies) for when, accuracies in run.accuracies.items()},
+                "curve": run.curve,
+                "clients": run.clients,
+                "bytes": run.bytes.to_json(),
+                "seconds": run.seconds,
+                "refused": run.refused,
+                "config": {key: value for key, value in run.about["config"].items() if key not in same},
+                "environment": environments.index(environment),
+                **{key: run.about[key] for key in _ABOUT},
+            }
+        entries.append(entry)
+    return {"format": FORMAT, "window": window, "config": same, "environments": environments, "runs": entries}
+
+
+def loaded(path: Path, window: int) -> tuple[Json, list[tuple[Json, MeasuredRun]]]:
+    """Read a file of results: all of it, and its runs that are done with what it says of them besides.
+
+    There is nothing to read, ({}, []), if there is no such file, or if it averages other rounds.
+
+    Raises:
+        FloretError: it is something else, which is left as it is.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content.get("format") != FORMAT:
+            raise FloretError(f"{path}: is not of this version's format; move it, or name another folder")
+        if content["window"] != window:
+            return {}, []
+        return content, [(entry, _loaded(entry, content)) for entry in content["runs"] if "accuracy" in entry]
+    except FileNotFoundError:
+        return {}, []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise FloretError(f"{path}: is no file of results ({type(error).__name__}: {error}); move it") from error
+
+
+def _loaded(entry: Json, content: Json) -> MeasuredRun:
+    about = {key: entry[key] for key in _ABOUT} | content["environments"][entry["environment"]]
+    return MeasuredRun(
+        accuracies={when: Accuracies(**entry["accuracy"][when]) for when in ("before", "after")},
+        curve=tuple((int(number), before, after) for number, before, after in entry["curve"]),
+        clients=int(entry["clients"]),
+        bytes=Traffic.from_json(entry["bytes"]),
+        seconds=entry["seconds"],
+        refused=int(entry["refused"]),
+        about=about | {"config": {**content["config"], **entry["config"]}},
+    )
+
+
+def _has(config: Mapping[str, Any], key: str, value: Any) -> bool:
+    return key in config and config[key] == value
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    measured = [value for value in values if value is not None]
+    return mean(measured) if measured else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
