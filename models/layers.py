@@ -64,6 +64,19 @@ def cnn5(shape: tuple[int, ...], classes: int) -> list[Layer]:
     return _convolutional("cnn5", shape, channels=(6, 16), kernels=(5, 5), linear=(120, 84), classes=classes)
 
 
+def cnn5_wide(shape: tuple[int, ...], classes: int) -> list[Layer]:
+    """As cnn5, with 16 and 32 channels and linear layers of 2000, 500 and the classes.
+
+    The widths are those of the five-layer network in FedGH's published code (its model for equal clients).
+    """
+    return _wide("cnn5-wide", shape, classes, batch_norm=False)
+
+
+def cnn5_wide_bn(shape: tuple[int, ...], classes: int) -> list[Layer]:
+    """As cnn5-wide, with batch normalisation between each convolution and its ReLU."""
+    return _wide("cnn5-wide-bn", shape, classes, batch_norm=True)
+
+
 def resnet18(shape: tuple[int, ...], classes: int) -> list[Layer]:
     """ResNet-18 with the stem for small images: a 3 x 3 convolution of stride 1 and no max pooling."""
     from torchvision.models import resnet18 as torchvision_resnet18
@@ -126,6 +139,13 @@ def fasttext(shape: tuple[int, ...], classes: int) -> list[Layer]:
     return [first, Layer((("fc1", nn.Linear(32, 32)),)), _last(32, classes)]
 
 
+def _wide(name: str, shape: tuple[int, ...], classes: int, *, batch_norm: bool) -> list[Layer]:
+    widths, kernels, linear = (16, 32), (5, 5), (2000, 500)
+    return _convolutional(
+        name, shape, channels=widths, kernels=kernels, linear=linear, classes=classes, batch_norm=batch_norm
+    )
+
+
 def _convolutional(
     name: str,
     shape: tuple[int, ...],
@@ -134,6 +154,7 @@ def _convolutional(
     kernels: tuple[int, ...],
     linear: tuple[int, ...],
     classes: int,
+    batch_norm: bool = False,
 ) -> list[Layer]:
     """Convolutions without padding, each with ReLU and 2 x 2 max pooling; linear layers with ReLU; the last layer."""
     smallest = 1
@@ -142,8 +163,9 @@ def _convolutional(
     width, *size = _image(name, shape, smallest)
     layers: list[Layer] = []
     for i, (out, kernel) in enumerate(zip(channels, kernels, strict=True), 1):
-        modules = ((f"conv{i}", nn.Conv2d(width, out, kernel)), (f"relu{i}", nn.ReLU()), (f"pool{i}", nn.MaxPool2d(2)))
-        layers.append(Layer(modules, f"pool{i}"))
+        normalised = ((f"bn{i}", nn.BatchNorm2d(out)),) if batch_norm else ()
+        after = ((f"relu{i}", nn.ReLU()), (f"pool{i}", nn.MaxPool2d(2)))
+        layers.append(Layer(((f"conv{i}", nn.Conv2d(width, out, kernel)), *normalised, *after), f"pool{i}"))
         width, size = out, [(side - kernel + 1) // 2 for side in size]
     return [*layers, *_linear(width * math.prod(size), linear, classes)]
 

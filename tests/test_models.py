@@ -21,11 +21,14 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "cnn2": (1, 28, 28),
     "cnn3": (3, 32, 32),
     "cnn5": (3, 32, 32),
+    "cnn5-wide": (3, 32, 32),
+    "cnn5-wide-bn": (3, 32, 32),
     "resnet18": (3, 32, 32),
     "vgg11": (3, 32, 32),
     "fasttext": (200,),
 }
 VGG11 = (27 * 64 + 64) + (576 * 128 + 128) + (1152 * 256 + 256) + (2304 * 256 + 256) + (2304 * 512 + 512)
+CNN5_WIDE = (75 * 16 + 16) + (400 * 32 + 32) + (800 * 2000 + 2000) + (2000 * 500 + 500) + (500 * 10 + 10)
 VGG11 += 3 * (4608 * 512 + 512) + 2 * (512 * 512 + 512) + (512 * 10 + 10)
 
 
@@ -52,6 +55,8 @@ def test_every_model_is_tried() -> None:
         ("cnn2", (25 * 32 + 32) + (25 * 32 * 64 + 64) + (1024 * 512 + 512) + (512 * 10 + 10), 512),
         ("cnn3", (27 * 16 + 16) + (16 * 16 * 32 + 32) + (9 * 32 * 64 + 64) + (256 * 64 + 64) + (64 * 10 + 10), 64),
         ("cnn5", (75 * 6 + 6) + (150 * 16 + 16) + (400 * 120 + 120) + (120 * 84 + 84) + (84 * 10 + 10), 84),
+        ("cnn5-wide", CNN5_WIDE, 500),
+        ("cnn5-wide-bn", CNN5_WIDE + 2 * (16 + 32), 500),
         ("resnet18", 11_173_962, 512),
         ("vgg11", VGG11, 512),
         ("fasttext", 32768 * 32 + (32 * 32 + 32) + (32 * 10 + 10), 32),
@@ -84,7 +89,8 @@ def test_a_head_of_two_layers_keeps_their_names() -> None:
 def test_a_head_of_all_linear_layers() -> None:
     lengths = {name: head_layers(name, shape, "linear") for name, shape in SHAPES.items()}
     # Of mlp, all of whose layers are linear, one is left to extract.
-    assert lengths == {"mlp": 2, "cnn2": 2, "cnn3": 2, "cnn5": 3, "resnet18": 1, "vgg11": 3, "fasttext": 2}
+    lenet = dict.fromkeys(["cnn5", "cnn5-wide", "cnn5-wide-bn"], 3)
+    assert lengths == {"mlp": 2, "cnn2": 2, "cnn3": 2, **lenet, "resnet18": 1, "vgg11": 3, "fasttext": 2}
     names = tensor_names(make("vgg11", head_layers=3), "head")
     assert names == [f"head.{layer}.{kind}" for layer in ("fc1", "fc2", "fc") for kind in ("weight", "bias")]
     assert tensor_names(make("fasttext", head_layers=2), "extractor") == ["extractor.embedding.weight"]
@@ -102,7 +108,7 @@ def test_inputs_that_a_model_cannot_take(shape: tuple[int, ...], have: str) -> N
 
 
 def test_the_smallest_images_that_a_model_takes() -> None:
-    for name, smallest in (("cnn2", 16), ("cnn5", 16), ("cnn3", 24), ("vgg11", 17)):
+    for name, smallest in (("cnn2", 16), ("cnn5", 16), ("cnn5-wide-bn", 16), ("cnn3", 24), ("vgg11", 17)):
         model = build_model(name, (1, smallest, smallest), 10, 1, torch.Generator())
         assert model(torch.zeros(1, 1, smallest, smallest)).shape == (1, 10)
         with pytest.raises(ConfigError):
