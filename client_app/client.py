@@ -458,10 +458,14 @@ class FloretClient(NumPyClient):
             for layer in layers:
                 layer.track_running_stats = True
 
+    def on_batches(self) -> tuple[nn.Module, ...]:
+        """Return the networks that are asked about training batches: with batch normalisation, none of one sample."""
+        return (self.model, *self.networks.values())
+
     def training_batches(self) -> Iterable[Batch]:
         """Return the batches of one epoch, in the next order of this client and round."""
-        networks = (self.model, *self.networks.values())
-        no_single = any(isinstance(module, _BatchNorm) for network in networks for module in network.modules())
+        trained = (module for network in self.on_batches() for module in network.modules())
+        no_single = any(isinstance(module, _BatchNorm) for module in trained)
         return epoch(self.data.train, self.config.batch_size, self.order, no_single=no_single)
 
     def frozen_extractor(self) -> Stack:

@@ -18,7 +18,8 @@ class APFLParameters:
 
 
 class APFL(FloretStrategy):
-    """Down and up: the shared model. Aggregate: mean weighted by training samples over the sampled clients."""
+    """Down and up: the shared model. Aggregate: plain mean over the sampled clients."""
 
     shares = "model"
+    weighted = False
     Parameters = APFLParameters

@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from common.config import between
+from common.seeds import torch_generator
 from common.sgd import Sgd
 from common.tensors import NamedArrays, Specs
 from strategies.core import Client, FloretStrategy, Setup
@@ -45,8 +46,7 @@ def train_head(head: nn.Module, prototypes: Iterable[tuple[Tensor, int]], lr: fl
 class FedGH(FloretStrategy):
     """Down: the head. Up: ``prototype.<class>`` of own classes, (features,) float32; no tensor of the model.
 
-    Aggregate: the head is trained on the prototypes of the sampled clients, one at a time, clients in roster order and
-    classes in their own.
+    Aggregate: the head is trained on the prototypes of the sampled clients, one at a time, in an order that is drawn.
     """
 
     shares = "head"
@@ -85,6 +85,9 @@ class FedGH(FloretStrategy):
         """Return the head after training."""
         head = copy.deepcopy(self.model.head)
         head.load_state_dict({n: torch.from_numpy(self.arrays[f"head.{n}"].copy()) for n in head.state_dict()})
+        # In the same order every round, the last client and class would always have the last word.
+        random = torch_generator(self.config.seed, "server", self.round)
         for _ in range(self.parameters.server_epochs):
-            train_head(head, self._prototypes, self.parameters.server_lr)
+            order = torch.randperm(len(self._prototypes), generator=random).tolist()
+            train_head(head, (self._prototypes[place] for place in order), self.parameters.server_lr)
         return {f"head.{name}": tensor.numpy() for name, tensor in head.state_dict().items()}

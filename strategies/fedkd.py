@@ -30,7 +30,7 @@ Values = TypeVar("Values", np.ndarray, Tensor)
 class FedKDParameters:
     """``student_model`` is a model, or ``"same"`` for that of the run; an update travels with the part of its energy
     that rises from ``energy_start`` to ``energy_end``; ``distill`` and ``hidden`` switch the two losses between teacher
-    and student; gradients of each are shortened to ``max_norm``.
+    and student; gradients of teacher, student and projection are shortened to ``max_norm`` each.
     """
 
     student_model: str = choice("same", *MODELS)
@@ -138,7 +138,7 @@ class FedKD(FloretStrategy):
             return nn.Linear(features, setup.features, bias=False)
 
         return {
-            STUDENT: Network(student, shared=True, gain=gain_of(model)),
+            STUDENT: Network(student, shared=True, gain=gain_of(model), as_model=same),
             PROJECTION: Network(projection, shared=False),
         }
 

@@ -164,6 +164,19 @@ def test_honest_clients_of_very_different_size_are_not_refused(tmp_path: Path) -
         assert outcome.summary["refused"] == 0
 
 
+def test_honest_clients_of_a_relay_are_judged_by_their_weights_not_by_their_steps(tmp_path: Path) -> None:
+    for client, samples in enumerate((1000, 1000, 2)):
+        for part, count in (("train", samples), ("test", 10)):
+            (tmp_path / "data" / part).mkdir(parents=True, exist_ok=True)
+            x = np.random.default_rng(client).normal(size=(count, 4)).astype(np.float32)
+            np.savez(tmp_path / "data" / part / f"{client}.npz", x=x, y=np.arange(count) % 2)
+    keys: dict[str, Any] = {"dataset": "npz-clients", "data_dir": str(tmp_path / "data"), "validation_fraction": 0.0}
+    # A thousand steps against two: divided by the root of the steps, equal weights would differ 22 times.
+    keys |= {"batch_size": 1, "rounds": 2, "local_epochs": 1, "lr": 1e-4}
+    outcome = federate(tmp_path / "runs", 3, method="apple", **keys)
+    assert outcome.summary["refused"] == 0
+
+
 def test_who_declares_a_billion_samples_does_not_count_for_them(tmp_path: Path) -> None:
     """Neither as a weight nor as steps that would make its update smaller than it is."""
     roster = Roster()

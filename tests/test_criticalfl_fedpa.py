@@ -26,8 +26,10 @@ from server_app.settings import read_config
 from strategies.core import FloretStrategy
 from strategies.criticalfl import NORM, CriticalFLParameters, Periods, SparseMean, federated_norm
 from strategies.fedpa import COUNTS, Generator, distance_loss, diversity_loss, fidelity_loss
-from tests.harness import MODEL_SIZE, Outcome, checkpointed, equal, federate, kept, run_config, uploads
+from tests.harness import MODEL_SIZE, Outcome, checkpointed, equal, federate, kept, run_config, standing, uploads
+from tests.test_keys import last_train
 from tests.test_losses import Halted
+from tests.test_methods import write_clients
 from tests.test_papers import write_images
 from tests.test_resume import CLIENTS, assert_same, crash
 
@@ -447,6 +449,16 @@ def test_adam_is_that_of_pytorch_from_round_to_round() -> None:
         state = adam.state_dict()
         assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
     assert state["steps"] == 12
+
+
+def test_batches_of_fedpa_are_those_of_fedavg_also_with_one_sample(tmp_path: Path) -> None:
+    write_clients(tmp_path / "data", 2, samples=33)
+    keys: dict[str, Any] = {"dataset": "npz-clients", "data_dir": str(tmp_path / "data"), "validation_fraction": 0.0}
+    for method in ("fedavg", "fedpa"):
+        outcome = federate(tmp_path / method, 2, method=method, rounds=1, batch_size=8, **keys)
+        client = standing(outcome.grid.contexts[1000], last_train(outcome))
+        # The generator has batch normalisation, but is not asked about the sample that is left over.
+        assert [len(batch.y) for batch in client.training_batches()] == [8, 8, 8, 8, 1]
 
 
 @pytest.mark.thorough

@@ -109,6 +109,17 @@ def test_weights_by_hand() -> None:
     assert metropolis_weights(path, "e") == {}
 
 
+def test_a_random_graph_is_connected() -> None:
+    # Of 20 cycles through all of 12 places, drawn without care, about half would be two or more.
+    assert all(len(reached(drawn(12, degree=2, seed=seed))) == 12 for seed in range(20))
+
+
+def test_a_random_graph_is_not_the_lattice_in_another_order() -> None:
+    # The lattice, with edges to both next places and across, has no three that all meet each other.
+    graphs = [drawn(8, degree=3, seed=seed) for seed in range(20)]
+    assert any(set(graph[a]) & set(graph[b]) for graph in graphs for a in graph for b in graph[a])
+
+
 def test_a_ring_is_in_the_order_of_names() -> None:
     assert drawn(4, "ring") == {
         "ward-0": ("ward-1", "ward-3"),

@@ -16,7 +16,6 @@ from client_app.methods.apfl import ALPHA, PRIVATE, adapted, mixture
 from common.tensors import NamedArrays
 from common.wire import from_record
 from models import SplitModel
-from strategies.apfl import APFL
 from strategies.ditto import Ditto
 from strategies.fedavg import FedAvg
 from tests.harness import MODEL_SIZE, Outcome, checkpointed, equal, federate, kept, personal, standing
@@ -90,7 +89,7 @@ def test_a_client_with_one_sample_and_a_client_that_comes_late(tmp_path: Path, m
 def test_identities_with_batch_normalisation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_norm: str, rounds: int
 ) -> None:
-    for strategy in (FedAvg, Ditto, APFL):
+    for strategy in (FedAvg, Ditto):
         monkeypatch.setattr(strategy, "weighted", False)
     keys: dict[str, Any] = {"model": "resnet18", "batch_norm": batch_norm, "local_epochs": 1, "max_samples": 40}
     keys["rounds"] = rounds
@@ -175,10 +174,14 @@ def test_a_mixture_and_its_alpha_by_hand() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("own", [{}, {"apfl__adapt": "batch", "apfl__alpha_lr": 1.0, "apfl__alpha": 0.1}])
-def test_what_apfl_shares_is_fedavg(tmp_path: Path, own: dict[str, Any]) -> None:
+def test_what_apfl_shares_is_fedavg_with_equal_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: dict[str, Any]
+) -> None:
     keys: dict[str, Any] = {"rounds": 3, "participation": 0.5, "local_epochs": 2}
-    fedavg = federate(tmp_path, method="fedavg", **keys)
     apfl = federate(tmp_path, method="apfl", **own, **keys)
+    assert not equal(checkpointed(apfl), checkpointed(federate(tmp_path, method="fedavg", **keys)))
+    monkeypatch.setattr(FedAvg, "weighted", False)
+    fedavg = federate(tmp_path, method="fedavg", **keys)
     assert equal(checkpointed(apfl), checkpointed(fedavg))
     assert not same_models(apfl, fedavg)
 
@@ -195,7 +198,10 @@ def test_apfl_with_alpha_1_is_local(tmp_path: Path, model: str) -> None:
 
 
 @pytest.mark.thorough
-def test_apfl_with_alpha_0_uses_the_shared_model_as_the_client_trained_it(tmp_path: Path) -> None:
+def test_apfl_with_alpha_0_uses_the_shared_model_as_the_client_trained_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FedAvg, "weighted", False)
     keys: dict[str, Any] = {"rounds": 3, "local_epochs": 2}
     fedavg = federate(tmp_path, method="fedavg", **keys)
     assert same_models(fedavg, federate(tmp_path, method="apfl", apfl__alpha=0.0, apfl__adapt="never", **keys))

@@ -162,6 +162,7 @@ def test_batch_normalisation(tmp_path: Path, method: str, monkeypatch: pytest.Mo
     # Statistics that do not travel are the client's own.
     local = federate(tmp_path, 2, method=method, batch_norm="local", **keys)
     assert outcome.summary["refused"] == local.summary["refused"] == 0
+    assert kept_model(local)["extractor.bn1.running_mean"].any()
     if method == "fedbabu":
         other = federate(tmp_path, 2, method=method, fedbabu__fine_tune_epochs=1, **keys)
         assert equal_arrays(checkpointed(outcome), checkpointed(other))
@@ -323,6 +324,17 @@ def test_lg_fedavg_sends_every_client_the_last_shared_extractor_once(tmp_path: P
         assert np.allclose(array, mean, rtol=0, atol=1e-6)
     extractors = [part(kept_model(outcome, 1000 + i), "extractor.") for i in range(6)]
     assert all(not equal_arrays(one, given[0]) for one in extractors)
+
+
+def test_an_extractor_that_was_trained_alone_is_not_given_up(tmp_path: Path) -> None:
+    outcome = federate(tmp_path, 2, method="lg-fedavg", lg_fedavg__fedavg_rounds=1, rounds=3, local_epochs=1)
+    kept = part(kept_model(outcome), "extractor.")
+    # What the client was sent in its first round alone, as a server sends it that lost the reply.
+    first = next(m for m in outcome.grid.messages if m.metadata.group_id == "2" and m.metadata.dst_node_id == 1000)
+    client = standing(outcome.grid.contexts[1000], first)
+    assert any(name.startswith("extractor.") for name in client.received)
+    client.receive()
+    assert equal_arrays(part(client.copy_tensors(), "extractor."), kept)
 
 
 @pytest.mark.thorough

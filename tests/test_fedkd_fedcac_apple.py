@@ -12,9 +12,11 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, mse_loss
+from torch.nn.utils import parameters_to_vector
 
 import strategies.core.method
 import strategies.fedcac
+from client_app.batches import normalise
 from client_app.client import MEMORY, MODEL
 from client_app.methods.apple import APPLE, CORE, PEER, RELATIONSHIP, Mixture, probabilities, scheduled
 from client_app.methods.fedcac import largest, sensitivity
@@ -187,22 +189,22 @@ STILL: dict[str, Any] = {
 
 
 def test_a_step_of_teacher_and_student_is_that_of_their_formulas(tmp_path: Path) -> None:
-    outcome = federate(tmp_path, 2, method="fedkd", lr=0.05, fedkd__max_norm=1e9, **STILL)
+    # Another network, since a student of the model's kind begins as the teacher does, with nothing to learn from it.
+    keys: dict[str, Any] = {"fedkd__student_model": "mlp", **write_images(tmp_path / "data", 2), **STILL, "lr": 0.05}
+    outcome = federate(tmp_path / "runs", 2, method="fedkd", fedkd__max_norm=1e9, **keys)
     client = standing(outcome.grid.contexts[1000], message_to(outcome, 0, 1))
     client.receive()
     teacher, student, projection = client.model, client.networks[STUDENT], client.networks[PROJECTION]
-    x, y = next(iter(client.training_batches())).x, next(iter(client.training_batches())).y
-    batch = x, y = client.data.train.x.float().div(127.5).sub(1), client.data.train.y
+    x, y = normalise(client.data.train.x), client.data.train.y
     features, theirs = teacher.features(x), student.features(x)
     scores, answers = teacher.head(features), student.head(theirs)
     tasks = [cross_entropy(scores, y), cross_entropy(answers, y)]
-    both = float(tasks[0] + tasks[1])
+    both = (tasks[0] + tasks[1]).item()
     hidden = mse_loss(features, projection(theirs))
 
     def kl(target: Tensor, own: Tensor) -> Tensor:
         return kl_div(own.log_softmax(1), target.softmax(1), reduction="batchmean")
 
-    assert batch is not None
     before = {name: p.detach().clone() for n in (teacher, student, projection) for name, p in named(n)}
     for network, loss in (
         (teacher, tasks[0] + kl(answers.detach(), scores) / both + hidden / both),
@@ -221,24 +223,28 @@ def named(network: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     return [(f"{id(network)}.{name}", parameter) for name, parameter in network.named_parameters()]
 
 
-def test_gradients_are_shortened_to_the_norm_of_the_key(tmp_path: Path) -> None:
+def test_gradients_of_each_network_are_shortened_to_the_norm_of_the_key(tmp_path: Path) -> None:
     outcome = federate(tmp_path, 2, method="fedkd", lr=1.0, fedkd__max_norm=1e-3, rounds=1, **STILL)
     client = standing(outcome.grid.contexts[1000], message_to(outcome, 0, 1))
     client.receive()
-    before = client.copy_tensors()
+    networks = client.model, client.networks[STUDENT], client.networks[PROJECTION]
+    before = [parameters_to_vector(network.parameters()).clone() for network in networks]
     client.train()
-    moved = torch.cat([(client.copy_tensors()[name] - before[name]).flatten() for name in before])
-    assert moved.norm().item() == pytest.approx(1e-3, rel=1e-3)
+    for network, start in zip(networks, before, strict=True):
+        assert (parameters_to_vector(network.parameters()) - start).norm().item() == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_a_student_of_the_models_kind_begins_as_the_model(tmp_path: Path) -> None:
+    outcome = federate(tmp_path, 2, method="fedkd", rounds=1, **QUICK)
+    client = standing(outcome.grid.contexts[1000], message_to(outcome, 0, 1))
+    client.receive()
+    initial, student = client.initial_model().state_dict(), client.networks[STUDENT].state_dict()
+    assert all(torch.equal(initial[name], student[name]) for name in initial)
 
 
 @pytest.mark.thorough
-def test_fedkd_without_its_losses_is_local_and_fedavg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The teacher is Local's model, and the student, if it starts as FedAvg's model does, is that, bit for bit."""
-
-    def generator(seed: int, *purpose: str | int) -> torch.Generator:
-        return torch_generator(seed, *(("model",) if purpose == ("network", STUDENT) else purpose))
-
-    monkeypatch.setattr(strategies.core.method, "torch_generator", generator)
+def test_fedkd_without_its_losses_is_local_and_fedavg(tmp_path: Path) -> None:
+    """The teacher is Local's model, and the student FedAvg's, bit for bit."""
     keys: dict[str, Any] = {"rounds": 3, **QUICK}
     off: dict[str, Any] = {
         "fedkd__distill": False,

@@ -1,6 +1,6 @@
 """Methods by what becomes of the head: FedPAC combines heads, FedGH's server trains one, GPFL has a valve before it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from client_app.methods.local import Local
 from client_app.serving import load_personal
 from client_app.state import FileStore
 from common.errors import ConfigError, FloretError
+from common.seeds import torch_generator
 from common.sgd import Sgd
 from common.tensors import NamedArrays
 from common.wire import from_record
@@ -369,7 +370,7 @@ def test_statistics_that_no_data_have_are_refused(
 # FedGH
 
 
-def test_the_server_takes_a_step_on_each_prototype_in_order(tmp_path: Path) -> None:
+def test_the_server_takes_a_step_on_each_prototype_in_an_order_that_is_drawn(tmp_path: Path) -> None:
     for epochs, lr in ((1, 0.5), (2, 0.1)):
         keys = {"fedgh__server_lr": lr, "fedgh__server_epochs": epochs}
         outcome, exchange = exchanged(tmp_path, 3, method="fedgh", rounds=2, backwards=True, **keys)
@@ -377,15 +378,15 @@ def test_the_server_takes_a_step_on_each_prototype_in_order(tmp_path: Path) -> N
         head = nn.Linear(64, 10)
         head.load_state_dict({n.removeprefix("head."): torch.from_numpy(a) for n, a in first[0][2].items()})
         sgd = torch.optim.SGD(head.parameters(), lr=lr)
+        sent = [up for _, _, _, up in sorted(first, key=lambda entry: entry[1])]
+        listed = [(up[f"prototype.{c}"], c) for up in sent for c in range(10) if f"prototype.{c}" in up]
+        generator = torch_generator(0, "server", 1)
         for _ in range(epochs):
-            for _, _, _, up in sorted(first, key=lambda entry: entry[1]):
-                for c in range(10):
-                    if f"prototype.{c}" in up:
-                        sgd.zero_grad()
-                        F.cross_entropy(
-                            head(torch.from_numpy(up[f"prototype.{c}"])[None]), torch.tensor([c])
-                        ).backward()
-                        sgd.step()
+            for place in torch.randperm(len(listed), generator=generator):
+                features, c = listed[place]
+                sgd.zero_grad()
+                F.cross_entropy(head(torch.from_numpy(features)[None]), torch.tensor([c])).backward()
+                sgd.step()
         for name, tensor in head.state_dict().items():
             assert np.allclose(second[0][2][f"head.{name}"], tensor.numpy(), atol=1e-7)
             assert not np.allclose(first[0][2][f"head.{name}"], tensor.numpy(), atol=1e-3)
@@ -466,6 +467,21 @@ def test_the_server_trains_a_head_of_its_own(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(FedGH, "aggregate", see)
     federate(tmp_path, 2, method="fedgh", rounds=2)
     assert found == [True, True]
+
+
+def test_prototypes_come_in_another_order_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    orders: list[list[float]] = []
+
+    def see(head: nn.Module, prototypes: Iterable[tuple[Tensor, int]], lr: float) -> None:
+        orders.append([label + float(features.sum()) for features, label in prototypes])
+
+    monkeypatch.setattr("strategies.fedgh.train_head", see)
+    for _ in range(2):
+        federate(tmp_path, 2, method="fedgh", rounds=1, partition="iid", fedgh__server_epochs=2)
+    first, second, *again = orders
+    assert sorted(first) == sorted(second)
+    assert first != second
+    assert again == [first, second]
 
 
 def test_the_head_goes_on_from_round_to_round(tmp_path: Path) -> None:

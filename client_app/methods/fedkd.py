@@ -49,8 +49,8 @@ class FedKD(FloretClient):
         """Step teacher and student on every batch, each on its cross entropy and on what it learns from the other."""
         teacher, student, projection = self.model, self.networks[STUDENT], self.networks[PROJECTION]
         assert isinstance(student, SplitModel)
-        sides = [[*teacher.parameters()], [*student.parameters(), *projection.parameters()]]
-        optimizers = [self.optimizer(side) for side in sides]
+        networks = [[*network.parameters()] for network in (teacher, student, projection)]
+        optimizers = [self.optimizer(parameters) for parameters in networks]
         own = self.parameters
 
         def step(batch: Batch) -> Tensor:
@@ -70,8 +70,8 @@ class FedKD(FloretClient):
                     losses[1] = losses[1] + weight * F.mse_loss(projected, features.detach())
             # Neither loss has a gradient in what the other one trains.
             (losses[0] + losses[1]).backward()  # type: ignore[no-untyped-call]
-            for side, optimizer in zip(sides, optimizers, strict=True):
-                torch.nn.utils.clip_grad_norm_(side, own.max_norm)
+            for parameters, optimizer in zip(networks, optimizers, strict=True):
+                torch.nn.utils.clip_grad_norm_(parameters, own.max_norm)
                 optimizer.step()
             return losses[0]
 

@@ -5,7 +5,7 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor
+from torch import Tensor, nn
 
 from client_app.batches import Batch
 from client_app.client import FloretClient
@@ -48,6 +48,10 @@ class FedPA(FloretClient):
             weight = self._of_generator * self.parameters.generator_batch / self.config.batch_size
             loss = loss + weight * F.cross_entropy(self.model.head(features), labels)
         return loss
+
+    def on_batches(self) -> tuple[nn.Module, ...]:
+        """Return the model: the generator is asked about noise."""
+        return (self.model,)
 
     def upload(self) -> dict[str, Tensor]:
         """Return the model, the number of training samples of each class, and the mean feature of each own class."""

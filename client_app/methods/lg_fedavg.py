@@ -11,6 +11,12 @@ class LGFedAvg(FloretClient):
 
     parameters: LGFedAvgParameters
 
+    def receive(self) -> None:
+        """Take what is shared; an own extractor stays, also where a server that lost its reply sends FedAvg's again."""
+        if self.setting.state.round > self.parameters.fedavg_rounds:
+            self.received = {name: tensor for name, tensor in self.received.items() if name.startswith("head.")}
+        super().receive()
+
     def upload(self) -> dict[str, Tensor]:
         """Return what is shared in this round."""
         shared = super().upload()

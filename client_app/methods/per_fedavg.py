@@ -76,7 +76,8 @@ class PerFedAvg(FloretClient):
         trained = self.copy_tensors()
         self._shared = {name: trained[name] for name in self.shared_names()}
         if own.adapt == "received":
-            self.load_tensors(received)
+            # What stays with the client, such as running statistics, goes on from the training.
+            self.load_tensors({name: received[name] for name in self.shared_names()})
         self._adapt(weights)
         return loss
 

@@ -519,7 +519,9 @@ class FloretStrategy(Method, Strategy):
         batches = math.ceil(self.roster.counted(payload.samples) / self.config.batch_size)
         steps = math.sqrt(self.config.local_epochs * batches)
         found = root_mean_squares(payload.tensors, self._before)
-        sizes = {group: size / steps if group in self._trained else size for group, size in found.items()}
+        # Without global tensors to differ from, as in a relay, it is weights that are measured: steps do not add up.
+        moved = {group_of(name) for name in self._before}
+        sizes = {group: size / steps if group in moved else size for group, size in found.items()}
         for group, size in sizes.items():
             if not math.isfinite(size):
                 for name, array in payload.tensors.items():

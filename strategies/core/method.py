@@ -19,17 +19,19 @@ class Network:
     """A network beside the model; ``build`` makes it, its weights are drawn afterwards, with the ``gain`` of its kind.
 
     A ``shared`` one begins with the same weights everywhere and travels like the shared part of the model; one that is
-    not begins with weights of the client's own and never leaves it.
+    not begins with weights of the client's own and never leaves it. One that is ``as_model`` is of the model's kind and
+    begins with the weights of the initial model.
     """
 
     build: Callable[[], nn.Module]
     shared: bool
     gain: float = 1.0
+    as_model: bool = False
 
     def new(self, seed: int, name: str, client: str = "") -> nn.Module:
         """Return the network ``name`` with its first weights: those of everybody, or of this client if not shared."""
         network = self.bare()
-        purpose = ("network", name) if self.shared else (name, client)
+        purpose = ("model",) if self.as_model else ("network", name) if self.shared else (name, client)
         initialise(network, torch_generator(seed, *purpose), self.gain)
         return network
 

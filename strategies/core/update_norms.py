@@ -29,8 +29,8 @@ class UpdateNorms:
     """Sizes of updates by group of tensors: ``extractor``, ``head``, ``prototype``, the name of a network.
 
     A size is the root mean square over the elements that a client sent: of trained weights that of the difference to
-    the global ones, divided by the square root of the local steps; of anything else, such as prototypes, that of the
-    tensor itself, since a class that is new has no global one.
+    the global ones, divided by the square root of the local steps; of anything else, such as prototypes or models that
+    are passed on to others, that of the tensor itself, since a class that is new has no global one.
     What is usual is the median over the last rounds of the medians over clients, and in the first round the median over
     those that came up to now.
     """
