@@ -30,7 +30,7 @@ def fit(file: Path, grids: tuple[str, ...], options: TableOptions) -> None:
     path = options.results / f"{fit_stem(experiment, scale)}.json"
     records = Records(runs, path, experiment.window(scale))
     settings = combinations(grids)
-    tables = [options.planned(experiment, runs, setting) for setting in settings]
+    tables = [options.planned(experiment, runs, setting, range(options.seeds)) for setting in settings]
     planned = [
         (setting, place)
         for setting, table in zip(settings, selected(tables, options.only), strict=True)

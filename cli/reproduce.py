@@ -27,11 +27,16 @@ def reproduce(files: tuple[Path, ...], report: bool, options: TableOptions) -> N
 
     scale, runs = options.scale, options.runs()
     experiments = [Experiment.read(file) for file in files]
-    tables = [options.planned(experiment, runs, {}) for experiment in experiments]
     records = [
         Records(runs, options.results / f"{stem(experiment, scale)}.json", experiment.window(scale))
         for experiment in experiments
     ]
+    tables = []
+    for experiment, known in zip(experiments, records, strict=True):
+        # More seeds than are asked for, where they are there already: what is written has them all.
+        table = options.planned(experiment, runs, {}, known.seeds.union(range(options.seeds)))
+        known.need(place.spec for place in table)
+        tables.append([place for place in table if place.seed < options.seeds or known.kept(place.spec)])
     wanted = selected(tables, options.only)
     missing = [
         (experiment, place)

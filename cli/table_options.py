@@ -1,6 +1,6 @@
 """Options that the commands share which run published tables."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,8 +109,10 @@ class TableOptions:
 
         return Runs(self.app, self.output, check_run, engine_of(self.engine, self.app, self.superlink))
 
-    def planned(self, experiment: "Experiment", runs: "Runs", setting: dict[str, Any]) -> "list[PlannedRun]":
-        """Return the runs of a table with the keys of ``setting``.
+    def planned(
+        self, experiment: "Experiment", runs: "Runs", setting: dict[str, Any], seeds: Iterable[int]
+    ) -> "list[PlannedRun]":
+        """Return the runs of a table with the keys of ``setting``, in order of the seeds.
 
         Raises:
             FloretError: a run's config is wrong; the message names the table, the row and the column.
@@ -119,7 +121,7 @@ class TableOptions:
         from server_app.settings import read_config
 
         same = {**parse_run_config(self.extra), **setting}
-        planned = experiment.planned_runs(range(self.seeds), self.scale, self.data(), self.federation_config, same)
+        planned = experiment.planned_runs(sorted(seeds), self.scale, self.data(), self.federation_config, same)
         for place in planned:
             try:
                 read_config(runs.config(place.spec))

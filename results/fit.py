@@ -114,14 +114,13 @@ class Fit:
             trial = Trial(place.row, place.column, place.seed, run) if run else None
             if trial and all(trial.key != other.key for other in trials):
                 trials.append(trial)
-        known = {(row.name, column.name) for row in experiment.rows for column in experiment.columns}
-        here = (trial for trial in trials if (trial.row, trial.column) in known)
-        return cls(experiment, scale, tuple(dict.fromkeys(names)), tuple(here), tuple(failed))
+        return cls(experiment, scale, tuple(dict.fromkeys(names)), tuple(trials), tuple(failed))
 
     def settings(self) -> list[Setting]:
         """Return the settings, those with most cells first, among them the nearest first."""
-        groups: dict[str, list[Trial]] = {}
-        for trial in self.trials:
+        experiment, groups = self.experiment, dict[str, list[Trial]]()
+        known = {(row.name, column.name) for row in experiment.rows for column in experiment.columns}
+        for trial in (trial for trial in self.trials if (trial.row, trial.column) in known):
             groups.setdefault(json.dumps(self._values(trial)), []).append(trial)
         settings = [self._setting(trials) for trials in groups.values()]
         return sorted(

@@ -137,6 +137,8 @@ class MeasuredRun:
 class Records:
     """The runs of a table that are done: those of its file of results, and those of the runs' folders.
 
+    ``seeds`` are those that the file has.
+
     Args:
         runs: where runs are made.
         file: of results; need not exist.
@@ -147,9 +149,24 @@ class Records:
     """
 
     def __init__(self, runs: Runs, file: Path, window: int) -> None:
-        self._runs, self._window = runs, window
-        self._known = {runs.recorded(run.about): run for _, run in loaded(file, window)[1]}
+        self._runs, self._file, self._window = runs, file, window
+        entries = loaded(file, window)[1]
+        self._known = {runs.recorded(run.about): run for _, run in entries}
         self._kept = frozenset(self._known)
+        self.seeds = frozenset(int(entry["seed"]) for entry, _ in entries)
+
+    def need(self, specs: Iterable[RunSpec]) -> None:
+        """Check that these are all the runs that the file of results has, so that none is lost when it is written.
+
+        Raises:
+            FloretError: there are others.
+        """
+        others = self._kept - {self._runs.folder(spec).name for spec in specs}
+        if others:
+            raise FloretError(
+                f"{self._file}: has {len(others)} runs with other keys than those of this command; give it the same "
+                "keys, or another --results folder"
+            )
 
     def kept(self, spec: RunSpec) -> bool:
         """Return whether the file of results had the run."""
@@ -219,7 +236,7 @@ def dumped(runs: Sequence[tuple[Json, MeasuredRun | None]], window: int) -> Json
 def loaded(path: Path, window: int) -> tuple[Json, list[tuple[Json, MeasuredRun]]]:
     """Read a file of results: all of it, and its runs that are done with what it says of them besides.
 
-    There is nothing to read, ({}, []), if there is no such file, or if it averages other rounds.
+    There is nothing to read, ({}, []), if there is no such file.
 
     Raises:
         FloretError: it is something else, which is left as it is.
@@ -229,7 +246,7 @@ def loaded(path: Path, window: int) -> tuple[Json, list[tuple[Json, MeasuredRun]
         if content.get("format") != FORMAT:
             raise FloretError(f"{path}: is not of this version's format; move it, or name another folder")
         if content["window"] != window:
-            return {}, []
+            raise FloretError(f"{path}: averages the last {content['window']} rounds, not {window}; move it")
         return content, [(entry, _loaded(entry, content)) for entry in content["runs"] if "accuracy" in entry]
     except FileNotFoundError:
         return {}, []

@@ -377,7 +377,12 @@ def test_what_is_kept_is_what_was_measured(tmp_path: Path) -> None:
     assert content["config"]["dataset"] == "cifar10"
     assert content["runs"][0]["config"]["method"] == "fedavg"
     assert "dataset" not in content["runs"][0]["config"]
-    assert not Records(runs, file, window=9).kept(planned[0].spec)
+    with pytest.raises(FloretError, match="averages the last 10 rounds, not 9; move it"):
+        Records(runs, file, window=9)
+    # Nothing that is there is lost by a command that would not write it again.
+    records.need(place.spec for place in planned)
+    with pytest.raises(FloretError, match="has 1 runs with other keys than those of this command; give it the same"):
+        records.need(place.spec for place in planned[1:])
     # A key that came later had its default then.
     del content["config"]["weight-decay"]
     file.write_text(json.dumps(content))
@@ -544,6 +549,13 @@ def test_a_table_is_run_told_and_not_run_again(env: dict[str, str], tmp_path: Pa
     assert "1 of 1 runs are in the results of" in elsewhere.stdout
     assert not list(tmp_path.rglob("summary.json"))
     assert text.replace("| failed |", "| not run |").split("## Failed")[0] in elsewhere.stdout
+    # Seeds that are there stay there, also if fewer are asked for.
+    run("--only", "One", "--seeds", "2")
+    run("--only", "One")
+    kept_now = json.loads((tmp_path / "out" / "real-scale0.5.json").read_text())
+    assert [(r["row"], r["seed"]) for r in kept_now["runs"] if r["status"] == "done"] == [("One", 0), ("One", 1)]
+    other = run("--only", "One", "-c", "lr=0.5")
+    assert "has 2 runs with other keys than those of this command" in other.stderr
     # A file that is none is told, and left.
     (tmp_path / "out" / "real-scale0.5.json").write_text(written[:-9])
     broken = run("--only", "One")
