@@ -182,6 +182,11 @@ class Fit:
         ]
         notes = [
             f"Measured: {experiment.measure}; columns: {'; '.join(columns)}.",
+            *(
+                f"{row.name}: {row.when} local training."
+                for row in experiment.rows
+                if row.name in rows and row.when != experiment.measure.when
+            ),
             f"{self.scale:g} of the rounds and samples of the paper's setting." if self.scale < 1 else "At full size.",
             f"The paper's own method, `{experiment.own}`, is not run.",
             "*distance* is the mean over rows and columns of |ours - reported| in points, *offset* that of ours - "

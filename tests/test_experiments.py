@@ -431,6 +431,7 @@ def test_settings_are_judged_by_the_baselines_alone(tmp_path: Path) -> None:
     assert "| momentum | cells | distance | offset | all rows after training | One |" in text
     assert "| 0.9 | 2 | 0.75 | -0.75 | 34.75 | 54.50 (-0.75) |" in text
     assert "- One | A: why" in text
+    assert "- One: before local training." in text
 
 
 def test_a_fit_needs_a_baseline(tmp_path: Path) -> None:
