@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from common.errors import FloretError
 from results.history import History, Json, Traffic
-from results.runs import Outcome, Runs, RunSpec
+from results.runs import Outcome, Runs, RunSpec, own_keys
 
 FORMAT = 2
 # A curve of more rounds is thinned to about so many points.
@@ -115,9 +115,7 @@ class MeasuredRun:
             when: ``before`` or ``after``: the rounds that measured it are those of the curve.
             window: number of rounds that are averaged.
         """
-        run, method = outcome.run, str(outcome.about["config"]["method"])
-        config = outcome.about["config"]
-        own = {key: value for key, value in config.items() if "." not in key or key.startswith(f"{method}.")}
+        run = outcome.run
         return cls(
             accuracies={at: Accuracies.of(run.history, at, window) for at in ("before", "after")},
             curve=thin_curve(run.history, when),
@@ -125,7 +123,10 @@ class MeasuredRun:
             bytes=run.figures.bytes,
             seconds=run.figures.seconds,
             refused=run.figures.refused,
-            about={**{key: outcome.about[key] for key in (*_ABOUT, *_ENVIRONMENT)}, "config": own},
+            about={
+                **{key: outcome.about[key] for key in (*_ABOUT, *_ENVIRONMENT)},
+                "config": own_keys(outcome.about["config"]),
+            },
         )
 
     def read(self, reading: Reading, when: str) -> float | None:
@@ -150,10 +151,10 @@ class Records:
 
     def __init__(self, runs: Runs, file: Path, window: int) -> None:
         self._runs, self._file, self._window = runs, file, window
-        entries = loaded(file, window)[1]
-        self._known = {runs.recorded(run.about): run for _, run in entries}
+        kept = [run for _, run in loaded(file, window)[1]]
+        self._known = {runs.recorded(run.about): run for run in kept}
         self._kept = frozenset(self._known)
-        self.seeds = frozenset(int(entry["seed"]) for entry, _ in entries)
+        self.seeds = frozenset(run.about["config"]["seed"] for run in kept)
 
     def need(self, specs: Iterable[RunSpec]) -> None:
         """Check that these are all the runs that the file of results has, so that none is lost when it is written.
@@ -256,6 +257,9 @@ def loaded(path: Path, window: int) -> tuple[Json, list[tuple[Json, MeasuredRun]
 
 def _loaded(entry: Json, content: Json) -> MeasuredRun:
     about = {key: entry[key] for key in _ABOUT} | content["environments"][entry["environment"]]
+    config = {**content["config"], **entry["config"]}
+    if not isinstance(config["seed"], int) or not all(isinstance(v, str) for v in (entry["row"], entry["column"])):
+        raise TypeError("a run has no seed, row or column")
     return MeasuredRun(
         accuracies={when: Accuracies(**entry["accuracy"][when]) for when in ("before", "after")},
         curve=tuple((int(number), before, after) for number, before, after in entry["curve"]),
@@ -263,7 +267,7 @@ def _loaded(entry: Json, content: Json) -> MeasuredRun:
         bytes=Traffic.from_json(entry["bytes"]),
         seconds=entry["seconds"],
         refused=int(entry["refused"]),
-        about=about | {"config": {**content["config"], **entry["config"]}},
+        about=about | {"config": config},
     )
 
 

@@ -288,8 +288,7 @@ class Runs:
 
     @staticmethod
     def _name(config: Mapping[str, Any], federation: str) -> str:
-        others = tuple(key for key in config if "." in key and not key.startswith(f"{config['method']}."))
-        own = {key: value for key, value in config.items() if key not in PLACES + _REAL_NODES + others}
+        own = {key: value for key, value in own_keys(config).items() if key not in PLACES + _REAL_NODES}
         text = json.dumps([own, federation], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -389,6 +388,11 @@ class Job:
     label: str
     describe: Callable[[Run], str]
     weight: float = 1.0
+
+
+def own_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run config without the keys of other methods than its own."""
+    return {key: value for key, value in config.items() if "." not in key or key.startswith(f"{config['method']}.")}
 
 
 def run_missing(

@@ -387,6 +387,10 @@ def test_what_is_kept_is_what_was_measured(tmp_path: Path) -> None:
     del content["config"]["weight-decay"]
     file.write_text(json.dumps(content))
     assert Records(runs, file, window=10).kept(planned[0].spec)
+    del content["config"]["seed"]
+    file.write_text(json.dumps(content))
+    with pytest.raises(FloretError, match="is no file of results"):
+        Records(runs, file, window=10)
     file.write_text(json.dumps(content | {"format": 1}))
     with pytest.raises(FloretError, match="is not of this version's format"):
         Records(runs, file, window=10)
