@@ -124,17 +124,20 @@ class Verdict:
     unmeasured: tuple[str, ...]
 
     @property
+    def measured(self) -> int:
+        """Number of columns in which it is judged."""
+        return len(self.held) + len(self.broken)
+
+    @property
     def short(self) -> str:
         """In how many of the measured columns it holds."""
-        measured = len(self.held) + len(self.broken)
-        return f"{len(self.held)} of {measured}" if measured else "-"
+        return f"{len(self.held)} of {self.measured}" if self.measured else "-"
 
     def __str__(self) -> str:
-        measured = len(self.held) + len(self.broken)
-        if not measured:
+        if not self.measured:
             return "not measured"
         outcome = "held" if not self.broken else "not held" if not self.held else "held in part"
-        text = f"{outcome}: {len(self.held)} of {measured} columns"
+        text = f"{outcome}: {len(self.held)} of {self.measured} columns"
         if self.unmeasured:
             text += f" ({len(self.unmeasured)} not measured)"
         return text + "".join(f"; {column}: {why}" for column, why in self.broken.items())

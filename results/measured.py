@@ -26,7 +26,7 @@ _ENVIRONMENT = ("commit", "machine", "versions")
 class Accuracies:
     """Mean test accuracy over clients in [0, 1], before or after local training, read in several ways.
 
-    All are over complete rounds; None where none is complete.
+    All are over complete rounds; None where none is complete, and where results of an earlier format did not keep it.
 
     Attributes:
         window: mean over the rounds that the experiment's measure names.

@@ -134,16 +134,16 @@ class ExperimentResults:
     def readings(self) -> list[tuple[Claim, list[tuple[Reading, Verdict]]]]:
         """Return each claim with where it holds in our numbers if they are read in other ways.
 
-        A way that gives the same number as the file's own in every cell is left out.
+        A way is left out that gives the same number as the file's own in every cell, or in which no claim is judged.
         """
-        ours = self.numbers()
-        others = [(reading, self.numbers(reading)) for reading in READINGS if reading != AS_MEASURED]
-        different = [(AS_MEASURED, ours), *((reading, numbers) for reading, numbers in others if numbers != ours)]
-        judge = self.experiment.judge
-        return [
-            (claim, [(reading, judge(claim, numbers)) for reading, numbers in different])
-            for claim in self.experiment.claims
-        ]
+        claims, ours = self.experiment.claims, self.numbers()
+        found = [(AS_MEASURED, [self.experiment.judge(claim, ours) for claim in claims])]
+        for reading in READINGS:
+            numbers = self.numbers(reading)
+            verdicts = [self.experiment.judge(claim, numbers) for claim in claims]
+            if numbers != ours and any(verdict.measured for verdict in verdicts):
+                found.append((reading, verdicts))
+        return [(claim, [(reading, verdicts[i]) for reading, verdicts in found]) for i, claim in enumerate(claims)]
 
     def verdicts(self) -> list[tuple[str, Verdict, Verdict]]:
         """Return each claim with where it holds in the paper's own numbers, and in ours."""
