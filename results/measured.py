@@ -260,8 +260,12 @@ def _loaded(entry: Json, content: Json) -> MeasuredRun:
     config = {**content["config"], **entry["config"]}
     if not isinstance(config["seed"], int) or not all(isinstance(v, str) for v in (entry["row"], entry["column"])):
         raise TypeError("a run has no seed, row or column")
+    accuracies = {when: Accuracies(**entry["accuracy"][when]) for when in ("before", "after")}
+    values = [value for one in accuracies.values() for value in asdict(one).values()]
+    if not all(value is None or isinstance(value, int | float) for value in values):
+        raise TypeError("an accuracy is no number")
     return MeasuredRun(
-        accuracies={when: Accuracies(**entry["accuracy"][when]) for when in ("before", "after")},
+        accuracies=accuracies,
         curve=tuple((int(number), before, after) for number, before, after in entry["curve"]),
         clients=int(entry["clients"]),
         bytes=Traffic.from_json(entry["bytes"]),

@@ -7,7 +7,7 @@ anything else than the run, so the same run gives the same bytes.
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
 from typing import Any
 
@@ -70,19 +70,7 @@ SETTINGS = {
 
 def draw(width: int, height: int, says: str, paint: Callable[[Figure], None]) -> Markup:
     """Return a chart of ``width`` x ``height`` px as an ``<svg>`` element; ``says`` is read out by a screen reader."""
-    import matplotlib.style
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    target = StringIO()
-    with matplotlib.style.context(["default", SETTINGS]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # matplotlib's own font may lack a sign that the reader's has
-        figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
-        FigureCanvasSVG(figure)
-        paint(figure)
-        figure.savefig(target, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    svg = target.getvalue()
-    svg = svg[svg.index("<svg") :]
+    svg = painted(width, height, paint, SETTINGS)
     # Several charts share one page: names of groups, which nothing refers to, would occur twice.
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
     opening = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(says)}">'
@@ -90,6 +78,23 @@ def draw(width: int, height: int, says: str, paint: Callable[[Figure], None]) ->
     for colour, name in VARIABLES.items():
         svg = svg.replace(colour, f"var(--{name})")
     return Markup(svg)
+
+
+def painted(width: int, height: int, paint: Callable[[Figure], None], settings: Mapping[str, Any]) -> str:
+    """Return what ``paint`` draws with ``settings`` of matplotlib's as an ``<svg>`` element, without a date."""
+    import matplotlib.style
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    target = StringIO()
+    with matplotlib.style.context(["default", settings]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # matplotlib's own font may lack a sign that the reader's has
+        figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
+        FigureCanvasSVG(figure)
+        paint(figure)
+        figure.savefig(target, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    svg = target.getvalue()
+    return svg[svg.index("<svg") :]
 
 
 def of_run(run: Run) -> dict[str, Markup]:

@@ -357,7 +357,7 @@ def test_claims_read_in_other_ways(tmp_path: Path) -> None:
     }
     assert "| Two is best | 1 of 1 | 1 of 1 | 0 of 1 |" in results.markdown()
     # Nor is a way by which no claim can be judged: not of both rows is there a number before training.
-    unknown = replace(measured[two.key], accuracies=measured[two.key].accuracies | {"before": Accuracies()})
+    unknown = replace(measured[two.key], accuracies={**measured[two.key].accuracies, "before": Accuracies()})
     fewer = ExperimentResults(experiment, 1.0, measured | {two.key: unknown}, tuple(planned), {}, {})
     assert [reading.title for reading, _ in fewer.readings()[0][1]] == ["as measured", "all rows after training"]
 

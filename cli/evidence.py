@@ -1,0 +1,32 @@
+"""``floret evidence``: what the results of published tables say of the papers' claims, as a page and a picture."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument(
+    "folder", metavar="[FOLDER]", default="docs/results", type=click.Path(path_type=Path, exists=True, file_okay=False)
+)
+@click.option(
+    "--experiments",
+    default="experiments",
+    show_default=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="The folder of the tables' files.",
+)
+def evidence(folder: Path, experiments: Path) -> None:
+    """Write what results say of the papers' claims: a section of FOLDER/README.md, and FOLDER/evidence.svg.
+
+    FOLDER, docs/results by default, has the JSON files that `floret reproduce` wrote. The section stands between two
+    comments in README.md; the rest of the page is left as it is. Nothing is run.
+    """
+    from common.extras import require
+    from results.evidence import Evidence
+
+    require("matplotlib", "server", "floret evidence")
+    found = Evidence.read(folder, experiments)
+    for path in found.write():
+        click.echo(f"written: {path}")
+    click.echo(found.summary())

@@ -1,0 +1,379 @@
+"""What the results of published tables say of the papers' claims: a section of a page, and a picture.
+
+Both are made from the files of results and of experiments alone, so they say what those say.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Self
+
+from common.durable import write_whole
+from common.errors import FloretError
+from results.evidence_chart import Group, Line, picture
+from results.experiment import Claim, Experiment, Verdict
+from results.measured import AS_MEASURED, MeasuredRun, loaded
+from results.tables import ExperimentResults, number
+
+BEGIN = "<!-- Written by `floret evidence`, as far as the comment below; change the results, not this. -->"
+END = "<!-- End of what `floret evidence` writes. -->"
+PAGE, PICTURE = "README.md", "evidence.svg"
+# What follows a table's name in that of a file: its scale, and what else tells it from others.
+_REST = re.compile(r"(?:-scale(\d+(?:\.\d+)?(?:e-\d+)?))?(?:-(.+))?")
+_NOTE = """\
+*Reported* and *ours* are margins in points: the row that the claim sets higher, above the best of its rivals that we
+ran, in the paper's numbers and in ours; the least and the greatest where there are several columns. With several seeds
+ours is that of the means, in brackets over the seeds. *Held* asks for what the claim asks, which may be a least margin;
+in bold: at full size. A scaled-down run has that part of the paper's rounds and samples: it shows whether an ordering
+is there at that size, and is listed where no full-size run judges the claim. A name after the scale says that the runs
+have other keys than the table's; they are not counted above. *Mixed*: held in some columns, or at one of two scales."""
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How far a row is above the best of its rivals in a column, in points; the rivals are those that were run.
+
+    Attributes:
+        column: of the table.
+        reported: in the paper's numbers; None where it prints none.
+        ours: of the means over seeds.
+        span: the least and the greatest over seeds, above the rival that is best by its mean; None for a single seed.
+        rivals: how many were run.
+        seeds: how many seeds the cells have, the least and the greatest number.
+    """
+
+    column: str
+    reported: float | None
+    ours: float
+    span: tuple[float, float] | None
+    rivals: int
+    seeds: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class TableResult:
+    """A file of results.
+
+    Attributes:
+        name: of the file, without its ending.
+        variant: what its name has after table and scale: the runs have other keys than the table's.
+        results: what it has.
+    """
+
+    name: str
+    variant: str
+    results: ExperimentResults
+
+    @classmethod
+    def read(cls, path: Path, experiment: Experiment, scale: float, variant: str) -> Self:
+        """Read a file of results.
+
+        Raises:
+            FloretError: it is something else, or not of this table and scale.
+        """
+        content, kept = loaded(path, experiment.window(scale))
+        if (content.get("experiment"), content.get("scale")) != (experiment.stem, scale):
+            said = f"{content.get('experiment')} at scale {content.get('scale')}"
+            raise FloretError(f"{path}: has results of {said}; its name must begin with those")
+        known = {(row.name, column.name) for row in experiment.rows for column in experiment.columns}
+        runs = dict[tuple[str, str, int], MeasuredRun]()
+        for entry, run in kept:
+            cell = entry["row"], entry["column"]
+            if cell not in known:
+                raise FloretError(f"{path}: has a run of {', '.join(cell)}, which is no cell of {experiment.stem}")
+            seed = run.about["config"]["seed"]
+            if (*cell, seed) in runs:
+                raise FloretError(f"{path}: has the run of {', '.join(cell)}, seed {seed} twice; remove one of them")
+            runs[*cell, seed] = run
+        return cls(path.stem, variant, ExperimentResults(experiment, scale, runs, (), {}, {}))
+
+    @property
+    def experiment(self) -> Experiment:
+        """The table."""
+        return self.results.experiment
+
+    @property
+    def at_full_size(self) -> bool:
+        """Whether the runs are those of the table as it is."""
+        return self.results.scale == 1 and not self.variant
+
+    @property
+    def size(self) -> str:
+        """At which size the runs were made."""
+        size = "full size" if self.results.scale == 1 else f"scale {self.results.scale:g}"
+        return size + (f", {self.variant.replace('-', ' ')}" if self.variant else "")
+
+    def margin(self, row: str, rivals: Iterable[str], column: str) -> Margin | None:
+        """Return the margin of a row over those of ``rivals`` that were run; None without the row or any of them."""
+        ours = self._by_seed(row, column)
+        theirs = {rival: found for rival in rivals if (found := self._by_seed(rival, column))}
+        if not ours or not theirs:
+            return None
+        best = max(theirs, key=lambda rival: mean(theirs[rival].values()))
+        leads = [ours[seed] - theirs[best][seed] for seed in ours if seed in theirs[best]]
+        reported = self.experiment.reported()
+        paper = reported[row][column]
+        printed = [value for rival in theirs if (value := reported[rival][column]) is not None]
+        counts = [len(found) for found in (ours, *theirs.values())]
+        return Margin(
+            column,
+            None if paper is None or not printed else paper - max(printed),
+            mean(ours.values()) - mean(theirs[best].values()),
+            (min(leads), max(leads)) if len(leads) > 1 else None,
+            len(theirs),
+            (min(counts), max(counts)),
+        )
+
+    def lead(self) -> list[Line]:
+        """Return the margins of the paper's own method, the last row that runs it, over all other rows."""
+        experiment = self.experiment
+        if not experiment.own:
+            return []
+        own = next(row.name for row in reversed(experiment.rows) if experiment.is_own(row.name))
+        others = [row.name for row in experiment.rows if row.name != own]
+        found = [m for column in experiment.columns if (m := self.margin(own, others, column.name))]
+        return [Line(m.column, m.reported, m.ours, m.span, f"{m.rivals} of {len(others)} rivals") for m in found]
+
+    def _by_seed(self, row: str, column: str) -> dict[int, float]:
+        """Return a cell's numbers in percent."""
+        when = self.experiment.when(row)
+        found = {seed: run for (r, c, seed), run in self.results.runs.items() if (r, c) == (row, column)}
+        values = {seed: run.read(AS_MEASURED, when) for seed, run in found.items()}
+        return {seed: 100 * value for seed, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a file of results says of a claim that it can judge: ``margins`` are those of the columns it has."""
+
+    result: TableResult
+    claim: Claim
+    verdict: Verdict
+    margins: tuple[Margin, ...]
+
+    @property
+    def outcome(self) -> str:
+        """Whether the claim holds."""
+        held, measured = len(self.verdict.held), self.verdict.measured
+        return "held" if held == measured else f"held in {held} of {measured} columns" if held else "not held"
+
+    @property
+    def conditions(self) -> str:
+        """Size, columns, rivals and seeds of the runs."""
+        columns = len(self.claim.columns) or len(self.result.experiment.columns)
+        ran = self.margins[0].column if len(self.margins) == 1 else f"{len(self.margins)} of {columns} columns"
+        rivals = _range([margin.rivals for margin in self.margins])
+        seeds = _range([count for margin in self.margins for count in margin.seeds])
+        return "; ".join(
+            [
+                self.result.size,
+                ran,
+                *([] if rivals == str(len(self.claim.than)) else [f"{rivals} of {len(self.claim.than)} rivals"]),
+                f"{seeds} seed" if seeds == "1" else f"{seeds} seeds",
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All results of a folder, beside what the papers claim.
+
+    Attributes:
+        folder: of the results.
+        tables: the folder of the experiments' files.
+        experiments: all of them, by name.
+        results: those with runs, by table, then the largest scale first.
+        fits: names of the pages of searched settings, by the table's name.
+    """
+
+    folder: Path
+    tables: Path
+    experiments: Mapping[str, Experiment]
+    results: tuple[TableResult, ...]
+    fits: Mapping[str, Sequence[str]]
+
+    @classmethod
+    def read(cls, folder: Path, tables: Path) -> Self:
+        """Read all results of ``folder`` whose tables are in the folder ``tables``.
+
+        Raises:
+            FloretError: a file is not what its name says, or there is no table.
+        """
+        experiments = {path.stem: Experiment.read(path) for path in sorted(tables.glob("*.yaml"))}
+        if not experiments:
+            raise FloretError(f"{tables}: has no file of a table (*.yaml); see --experiments")
+        results, fits = list[TableResult](), dict[str, list[str]]()
+        for path in sorted(folder.glob("*.json")):
+            place = _place(path.stem, experiments)
+            if place is None:
+                continue
+            table, scale, variant = place
+            if variant == "fit":
+                fits.setdefault(table, []).append(path.stem)
+            else:
+                results.append(TableResult.read(path, experiments[table], scale, variant))
+        results.sort(key=lambda result: (result.experiment.stem, -result.results.scale, result.variant))
+        return cls(folder, tables, experiments, tuple(result for result in results if result.results.runs), fits)
+
+    def findings(self) -> list[Finding]:
+        """Return what the results say of each claim; those scaled down only where no full-size run judges it."""
+        shown = []
+        for experiment in self.experiments.values():
+            results = [result for result in self.results if result.experiment == experiment]
+            for claim in experiment.claims:
+                found = [finding for result in results if (finding := _finding(result, claim))]
+                full = any(finding.result.at_full_size for finding in found)
+                shown += [finding for finding in found if finding.result.results.scale == 1 or not full]
+        return shown
+
+    def summary(self) -> str:
+        """Return how much was run and how much of it holds, in two sentences."""
+        run = {result.experiment.stem for result in self.results}
+        full = {result.experiment.stem for result in self.results if result.at_full_size}
+        papers = len({experiment.paper for experiment in self.experiments.values()})
+        claims = sum(len(experiment.claims) for experiment in self.experiments.values())
+        outcomes: dict[bool, dict[tuple[str, Claim], set[str]]] = {True: {}, False: {}}
+        for finding in self.findings():
+            if not finding.result.variant:
+                key = finding.result.experiment.stem, finding.claim
+                outcomes[finding.result.at_full_size].setdefault(key, set()).add(finding.outcome)
+        return (
+            f"Of {len(self.experiments)} tables of {papers} papers, {len(run)} have runs, {len(full)} of them at full "
+            f"size. Of {claims} claims, at full size {_counted(outcomes[True].values())}; scaled down "
+            f"{_counted(outcomes[False].values())}."
+        )
+
+    def section(self) -> str:
+        """Return the section of the page, with its comments."""
+        findings = self.findings()
+        lines = ["| Table | Claim | Run at | Reported | Ours | Outcome |", "|---|---|---|---:|---:|---|"]
+        not_run = []
+        for table, experiment in self.experiments.items():
+            results = [result for result in self.results if result.experiment.stem == table]
+            found = [finding for finding in findings if finding.result.experiment.stem == table]
+            fits = "".join(f", [fit]({name}.md)" for name in self.fits.get(table, ()))
+            title, nothing = short_title(experiment), (_claims(experiment), "-", "-", "-")
+            for finding in found:
+                place = f"[{title}]({finding.result.name}.md){fits}"
+                reported = _span([margin.reported for margin in finding.margins])
+                outcome = f"**{finding.outcome}**" if finding.result.at_full_size else finding.outcome
+                lines.append(
+                    _row(place, finding.claim.text, finding.conditions, reported, _ours(finding.margins), outcome)
+                )
+                fits = ""
+            if results and not found:
+                files = ", ".join(f"[{title}]({result.name}.md)" for result in results)
+                lines.append(_row(files + fits, *nothing, "run, but no claim can be judged"))
+            if not results:
+                file = Path(os.path.relpath(self.tables / f"{table}.yaml", self.folder)).as_posix()
+                not_run.append(_row(f"[{title}]({file}){fits}", *nothing, "not run"))
+        image = f"![Margins of the papers' own methods over their best rivals, reported and ours]({PICTURE})"
+        return "\n".join([BEGIN, "", self.summary(), "", image, "", *lines, *not_run, "", _NOTE, "", END])
+
+    def page(self) -> str:
+        """Return the page with the section as it is now; if there is none yet, one with a heading and the section.
+
+        Raises:
+            FloretError: the page has no place for the section.
+        """
+        path = self.folder / PAGE
+        if not path.exists():
+            return f"# Results\n\n{self.section()}\n"
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise FloretError(f"{path}: cannot be read ({error})") from error
+        before, begin, rest = text.partition(BEGIN)
+        _, end, after = rest.partition(END)
+        if not begin or not end or BEGIN in rest or END in before + after:
+            raise FloretError(f"{path}: must have each of these lines once, in this order: {BEGIN} and {END}")
+        return before + self.section() + after
+
+    def groups(self) -> list[Group]:
+        """Return what the picture shows: the margins of the papers' own methods over all other rows of their tables."""
+        return [
+            Group(
+                result.experiment.paper,
+                f"{short_title(result.experiment)}, {result.size}",
+                result.at_full_size,
+                tuple(lines),
+            )
+            for result in self.results
+            if (lines := result.lead())
+        ]
+
+    def write(self) -> list[Path]:
+        """Write page and picture, and return where they are.
+
+        Raises:
+            FloretError: the page has no place for the section.
+        """
+        contents = {self.folder / PAGE: self.page(), self.folder / PICTURE: picture(self.groups())}
+        for path, content in contents.items():
+            write_whole(path, content.encode())
+        return list(contents)
+
+
+def short_title(experiment: Experiment) -> str:
+    """Return the title without what the table is of: ``PFAKD, Table 1``."""
+    return experiment.title.partition(":")[0]
+
+
+def _place(name: str, stems: Iterable[str]) -> tuple[str, float, str] | None:
+    """Return table, scale and variant that a file's name says; None if it is of no table."""
+    for table in sorted(stems, key=len, reverse=True):
+        found = _REST.fullmatch(name.removeprefix(table)) if name.startswith(table) else None
+        if found:
+            return table, float(found[1] or 1), found[2] or ""
+    return None
+
+
+def _finding(result: TableResult, claim: Claim) -> Finding | None:
+    columns = claim.columns or [column.name for column in result.experiment.columns]
+    margins = tuple(m for column in columns if (m := result.margin(claim.higher, claim.than, column)))
+    verdict = result.experiment.judge(claim, result.results.numbers())
+    return Finding(result, claim, verdict, margins) if margins else None
+
+
+def _counted(outcomes: Iterable[set[str]]) -> str:
+    """Return how many claims are judged, and how; those are mixed that hold in some columns or at one of two scales."""
+    found = list(outcomes)
+    if not found:
+        return "none is judged"
+    held, broken = found.count({"held"}), found.count({"not held"})
+    mixed = len(found) - held - broken
+    return f"{len(found)} are judged ({held} held, {broken} not held, {mixed} mixed)"
+
+
+def _claims(experiment: Experiment) -> str:
+    if not experiment.claims:
+        return "none that a number can judge"
+    more = len(experiment.claims) - 1
+    return experiment.claims[0].text + (f"; and {more} more" if more else "")
+
+
+def _ours(margins: Sequence[Margin]) -> str:
+    if len(margins) == 1 and margins[0].span:
+        low, high = margins[0].span
+        return f"{number(margins[0].ours, '+.2f')} ({low:+.2f} to {high:+.2f})"
+    return _span([margin.ours for margin in margins])
+
+
+def _span(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    low, high = f"{min(known):+.2f}", f"{max(known):+.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _range(counts: Sequence[int]) -> str:
+    low, high = min(counts), max(counts)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cells) + " |"

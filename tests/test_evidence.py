@@ -1,0 +1,260 @@
+"""The evidence: what results say of the papers' claims, as a section of a page and as a picture."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+
+from cli.main import floret
+from common.errors import FloretError
+from results.evidence import BEGIN, END, Evidence
+from results.evidence_chart import picture
+from results.experiment import Experiment, PlannedRun
+from results.history import Traffic
+from results.measured import Accuracies, MeasuredRun
+from results.runs import RunSpec
+from results.tables import ExperimentResults
+from tests.conftest import PATIENCE
+from tests.harness import ROOT
+
+Cells = dict[tuple[str, str], list[float]]
+
+TABLE: dict[str, Any] = {
+    "title": "Small, Table 1: of nothing",
+    "paper": "Nobody, 2024",
+    "table": 1,
+    "measure": {"when": "after", "last-rounds": 1},
+    "clients": 4,
+    "own": "pfakd",
+    "config": {"dataset": "digits", "rounds": 10},
+    "columns": [{"name": "A", "config": {}}, {"name": "B", "config": {}}],
+    "rows": [
+        {"name": "Base", "config": {"method": "fedavg"}, "when": "before", "reported": [80, 70]},
+        {"name": "Other", "config": {"method": "fedper"}, "reported": [82, 60]},
+        {"name": "Mine", "config": {"method": "pfakd"}, "reported": [84, 75]},
+    ],
+    "claims": [
+        {"text": "Mine is best", "higher": "Mine", "than": ["Base", "Other"]},
+        {"text": "A: 3 above Base", "higher": "Mine", "than": ["Base"], "columns": ["A"], "by": 3},
+        {"text": "B: above Other", "higher": "Mine", "than": ["Other"], "columns": ["B"]},
+    ],
+}
+# Two seeds; Other was not run in B.
+CELLS: Cells = {
+    ("Base", "A"): [0.50, 0.54],
+    ("Other", "A"): [0.56, 0.50],
+    ("Mine", "A"): [0.57, 0.55],
+    ("Base", "B"): [0.60, 0.60],
+    ("Mine", "B"): [0.58, 0.60],
+}
+
+
+def tables(folder: Path, **more: dict[str, Any]) -> Path:
+    """Write the table ``small``, and others with these changes; return their folder."""
+    place = folder / "tables"
+    place.mkdir(exist_ok=True)
+    for name, changes in {"small": dict[str, Any](), **more}.items():
+        (place / f"{name}.yaml").write_text(yaml.safe_dump(TABLE | changes), encoding="utf-8")
+    return place
+
+
+def measured(place: PlannedRun, value: float, when: str) -> MeasuredRun:
+    """Return a run that measured ``value`` when its row is measured, and something else at the other moment."""
+    other = "before" if when == "after" else "after"
+    accuracies = {when: Accuracies(value, value, value, value, 0.0), other: Accuracies(0.9, 0.9, 0.9, 0.9, 0.0)}
+    config = {"method": place.row, "seed": place.seed}
+    about = {"commit": "c", "machine": {"cpus": 2, "cpu": "", "gpus": []}, "versions": {}, "started": "", "resumed": 0}
+    curve = ((1, value, value),)
+    about |= {"federation-config": "", "config": config}
+    return MeasuredRun(accuracies, curve, 4, Traffic(1, 2), 3.0, 0, about)
+
+
+def write(folder: Path, cells: Cells = CELLS, scale: float = 1.0, variant: str = "") -> Path:
+    """Write a file of results of the table ``small`` as ``floret reproduce`` does; return it."""
+    experiment = Experiment.read(folder / "tables" / "small.yaml")
+    planned = [
+        PlannedRun(row, column, seed, RunSpec({}, ""))
+        for (row, column), values in cells.items()
+        for seed in range(len(values))
+    ]
+    runs = {one.key: measured(one, cells[one.row, one.column][one.seed], experiment.when(one.row)) for one in planned}
+    results = ExperimentResults(experiment, scale, runs, tuple(planned), {}, {})
+    results.write(folder)
+    path = folder / f"{results.stem}.json"
+    return path.rename(path.with_stem(f"{path.stem}-{variant}")) if variant else path
+
+
+def rows(evidence: Evidence) -> list[list[str]]:
+    """Return the cells of the section's table."""
+    lines = [line for line in evidence.section().splitlines() if line.startswith("| ")]
+    return [line.strip("| ").split(" | ") for line in lines[1:]]
+
+
+def test_margins_are_those_of_the_numbers(tmp_path: Path) -> None:
+    place = tables(tmp_path)
+    write(tmp_path)
+    evidence = Evidence.read(tmp_path, place)
+    # A: means 52, 53, 56: 3 above Other, by seed 1 and 5; the paper has 84 - 82. B: 59 against 60; the paper 75 - 70.
+    assert rows(evidence) == [
+        [
+            *("[Small, Table 1](small.md)", "Mine is best", "full size; 2 of 2 columns; 1 to 2 of 2 rivals; 2 seeds"),
+            *("+2.00 to +5.00", "-1.00 to +3.00", "**held in 1 of 2 columns**"),
+        ],
+        [
+            *("[Small, Table 1](small.md)", "A: 3 above Base", "full size; A; 2 seeds"),
+            *("+4.00", "+4.00 (+1.00 to +7.00)", "**held**"),
+        ],
+    ]
+    assert evidence.summary() == (
+        "Of 1 tables of 1 papers, 1 have runs, 1 of them at full size. Of 3 claims, at full size 2 are judged (1 held, "
+        "0 not held, 1 mixed); scaled down none is judged."
+    )
+    (group,) = evidence.groups()
+    assert group.says() == (
+        "Small, Table 1, full size: A: reported +2.00, ours +3.00 (+1.00 to +5.00), 2 of 2 rivals; "
+        "B: reported +5.00, ours -1.00 (-2.00 to +0.00), 1 of 2 rivals."
+    )
+
+
+def test_a_claim_needs_its_least_margin(tmp_path: Path) -> None:
+    place = tables(tmp_path)
+    write(tmp_path, CELLS | {("Mine", "A"): [0.54, 0.55]})
+    line = rows(Evidence.read(tmp_path, place))[1]
+    assert line[1:2] + line[4:] == ["A: 3 above Base", "+2.50 (+1.00 to +4.00)", "**not held**"]
+
+
+def test_a_scaled_run_is_listed_where_no_full_one_judges(tmp_path: Path) -> None:
+    place = tables(tmp_path)
+    everything = CELLS | {("Other", "B"): [0.1]}
+    full = write(tmp_path)
+    write(tmp_path, {cell: values[:1] for cell, values in CELLS.items()}, scale=0.1, variant="common-start")
+    write(tmp_path, everything, scale=0.1)
+    write(tmp_path, scale=0.5)
+    evidence = Evidence.read(tmp_path, place)
+    assert [line[1:3] for line in rows(evidence)] == [
+        ["Mine is best", "full size; 2 of 2 columns; 1 to 2 of 2 rivals; 2 seeds"],
+        ["A: 3 above Base", "full size; A; 2 seeds"],
+        ["B: above Other", "scale 0.1; B; 1 to 2 seeds"],
+    ]
+    assert [group.title for group in evidence.groups()] == [
+        *("Small, Table 1, full size", "Small, Table 1, scale 0.5", "Small, Table 1, scale 0.1"),
+        "Small, Table 1, scale 0.1, common start",
+    ]
+    assert [group.full for group in evidence.groups()] == [True, False, False, False]
+    full.unlink()
+    found = [(line[0], line[2].split("; ")[0], line[5]) for line in rows(Evidence.read(tmp_path, place))[3:6]]
+    # Not in bold, since they are not at full size.
+    assert found == [
+        ("[Small, Table 1](small-scale0.5.md)", "scale 0.5", "held"),
+        ("[Small, Table 1](small-scale0.1.md)", "scale 0.1", "held"),
+        ("[Small, Table 1](small-scale0.1-common-start.md)", "scale 0.1, common start", "held"),
+    ]
+
+
+def test_tables_without_runs_and_without_judged_claims(tmp_path: Path) -> None:
+    place = tables(tmp_path, other={"title": "Other, Table 9: of more"}, silent={"claims": []})
+    write(tmp_path, {("Base", "A"): [0.5]})
+    write(tmp_path, scale=0.1).rename(tmp_path / "small-fit.json")
+    (tmp_path / "notes.json").write_text("not of a table")
+    evidence = Evidence.read(tmp_path, place)
+    assert rows(evidence) == [
+        [
+            *("[Small, Table 1](small.md), [fit](small-fit.md)", "Mine is best; and 2 more"),
+            *("-", "-", "-", "run, but no claim can be judged"),
+        ],
+        ["[Other, Table 9](tables/other.yaml)", "Mine is best; and 2 more", "-", "-", "-", "not run"],
+        ["[Small, Table 1](tables/silent.yaml)", "none that a number can judge", "-", "-", "-", "not run"],
+    ]
+    assert evidence.groups() == []
+    evidence.write()
+    assert ElementTree.parse(tmp_path / "evidence.svg").getroot().get("width") == "800"
+
+
+def test_the_rest_of_the_page_is_kept(tmp_path: Path) -> None:
+    place = tables(tmp_path)
+    write(tmp_path)
+    page = tmp_path / "README.md"
+    floret.main(["evidence", str(tmp_path), "--experiments", str(place)], standalone_mode=False)
+    assert page.read_text(encoding="utf-8") == f"# Results\n\n{Evidence.read(tmp_path, place).section()}\n"
+    page.write_text(f"# Mine\n\nabove\n\n{BEGIN}\nwas here\n{END}\n\nbelow, β\n", encoding="utf-8")
+    Evidence.read(tmp_path, place).write()
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith(f"# Mine\n\nabove\n\n{BEGIN}\n\nOf 1 tables")
+    assert text.endswith(f"\n\n{END}\n\nbelow, β\n")
+    assert "was here" not in text
+    Evidence.read(tmp_path, place).write()
+    assert page.read_text(encoding="utf-8") == text
+    for wrong in ("no comments", BEGIN, f"{END}\n{BEGIN}", f"{BEGIN}{END}{END}", f"{BEGIN}{BEGIN}{END}"):
+        page.write_text(wrong, encoding="utf-8")
+        with pytest.raises(FloretError, match=r"README\.md: must have each of these lines once"):
+            Evidence.read(tmp_path, place).write()
+        assert page.read_text(encoding="utf-8") == wrong
+
+
+def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
+    place = tables(tmp_path)
+    path = write(tmp_path)
+    good = path.read_text(encoding="utf-8")
+    command = [sys.executable, "-m", "cli.main", "evidence", str(tmp_path), "--experiments", str(place)]
+
+    def told(text: str, name: str = "small.json") -> str:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        with pytest.raises(FloretError) as error:
+            Evidence.read(tmp_path, place)
+        (tmp_path / name).unlink()
+        line = str(error.value)
+        assert line.startswith(f"{tmp_path / name}: ")
+        assert "\n" not in line
+        return line
+
+    assert "is no file of results (JSONDecodeError" in told(good[:-100])
+    assert "an accuracy is no number" in told(re.sub(r'"window": 0\.\d+', '"window": "high"', good))
+    assert "is not of this version's format" in told(good.replace('"format": 2', '"format": 1'))
+    assert "has a run of Base, Z, which is no cell of small" in told(good.replace('"column": "A"', '"column": "Z"'))
+    assert "has results of small at scale 1.0; its name must begin" in told(good, "small-scale0.1.json")
+    twice = json.loads(good)
+    twice["runs"].append(twice["runs"][0])
+    assert "has the run of Base, A, seed 0 twice" in told(json.dumps(twice))
+
+    path.write_text(good[:100], encoding="utf-8")
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    assert ended.stderr.startswith(f"floret: {path}: is no file of results")
+    with pytest.raises(FloretError, match="has no file of a table"):
+        Evidence.read(tmp_path, tmp_path)
+
+
+def test_the_picture_is_the_same_each_time(tmp_path: Path) -> None:
+    place = tables(tmp_path)
+    write(tmp_path)
+    write(tmp_path, scale=0.1)
+    Evidence.read(tmp_path, place).write()
+    first = (tmp_path / "evidence.svg").read_bytes()
+    command = [sys.executable, "-m", "cli.main", "evidence", str(tmp_path), "--experiments", str(place)]
+    env = os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)}
+    told = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT, env=env, check=True)
+    assert "Of 1 tables of 1 papers" in told.stdout
+    assert (tmp_path / "evidence.svg").read_bytes() == first
+    root = ElementTree.fromstring(first)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    text = root.findtext("{http://www.w3.org/2000/svg}desc") or ""
+    assert [line.split(": ")[0] for line in text.splitlines()] == [
+        *("Small, Table 1, full size", "Small, Table 1, scale 0.1"),
+    ]
+
+
+def test_the_front_page_says_what_the_results_say() -> None:
+    folder = ROOT / "docs" / "results"
+    evidence = Evidence.read(folder, ROOT / "experiments")
+    assert (folder / "README.md").read_text(encoding="utf-8") == evidence.page(), "run `floret evidence`"
+    # Another matplotlib may draw other bytes; the numbers are the same.
+    kept, now = (folder / "evidence.svg").read_text(encoding="utf-8"), picture(evidence.groups())
+    name = "{http://www.w3.org/2000/svg}desc"
+    assert ElementTree.fromstring(kept).findtext(name) == ElementTree.fromstring(now).findtext(name), "as above"
