@@ -37,7 +37,7 @@ TABLE: dict[str, Any] = {
     "columns": [{"name": "A", "config": {}}, {"name": "B", "config": {}}],
     "rows": [
         {"name": "Base", "config": {"method": "fedavg"}, "when": "before", "reported": [80, 70]},
-        {"name": "Other", "config": {"method": "fedper"}, "reported": [82, 60]},
+        {"name": "Other", "config": {"method": "fedper"}, "reported": [82, 72]},
         {"name": "Mine", "config": {"method": "pfakd"}, "reported": [84, 75]},
     ],
     "claims": [
@@ -101,7 +101,8 @@ def test_margins_are_those_of_the_numbers(tmp_path: Path) -> None:
     place = tables(tmp_path)
     write(tmp_path)
     evidence = Evidence.read(tmp_path, place)
-    # A: means 52, 53, 56: 3 above Other, by seed 1 and 5; the paper has 84 - 82. B: 59 against 60; the paper 75 - 70.
+    # A: means 52, 53, 56: 3 above Other, by seed 1 and 5; the paper has 84 - 82.
+    # B: 59 against 60; the paper has 75 - 70, since Other was not run.
     assert rows(evidence) == [
         [
             *("[Small, Table 1](small.md)", "Mine is best", "full size; 2 of 2 columns; 1 to 2 of 2 rivals; 2 seeds"),
@@ -156,6 +157,23 @@ def test_a_scaled_run_is_listed_where_no_full_one_judges(tmp_path: Path) -> None
         ("[Small, Table 1](small-scale0.1.md)", "scale 0.1", "held"),
         ("[Small, Table 1](small-scale0.1-common-start.md)", "scale 0.1, common start", "held"),
     ]
+
+
+def test_runs_with_other_keys_are_not_those_of_the_table(tmp_path: Path) -> None:
+    # Two rows run the paper's own method: the last one is what the picture shows.
+    parts = {"name": "Other", "config": {"method": "pfakd"}, "reported": [82, 72]}
+    place = tables(tmp_path, small={"rows": [TABLE["rows"][0], parts, TABLE["rows"][2]]})
+    write(tmp_path, variant="own-keys")
+    evidence = Evidence.read(tmp_path, place)
+    assert [line[2].split("; ")[0] for line in rows(evidence)] == ["full size, own keys"] * 2
+    assert [line[5] for line in rows(evidence)] == ["held in 1 of 2 columns", "held"]
+    assert evidence.summary().startswith(
+        "Of 1 tables of 1 papers, 1 have runs, 0 of them at full size. Of 3 claims, at"
+    )
+    assert evidence.summary().endswith("at full size none is judged; scaled down none is judged.")
+    (group,) = evidence.groups()
+    assert not group.full
+    assert [line.ours for line in group.lines] == pytest.approx([3.0, -1.0])
 
 
 def test_tables_without_runs_and_without_judged_claims(tmp_path: Path) -> None:
