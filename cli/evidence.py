@@ -23,9 +23,10 @@ def evidence(folder: Path, experiments: Path) -> None:
     comments in README.md; the rest of the page is left as it is. Nothing is run.
     """
     from common.extras import require
-    from results.evidence import Evidence
 
     require("matplotlib", "server", "floret evidence")
+    from results.evidence import Evidence
+
     found = Evidence.read(folder, experiments)
     for path in found.write():
         click.echo(f"written: {path}")
