@@ -18,6 +18,7 @@ from client_app.audit import Audit
 from client_app.client import MODEL, ClientSetting, FloretClient, Resident
 from client_app.keeping import Quota
 from client_app.policy import Outgoing, Policy, PolicyError, cut_and_kinds
+from client_app.private import Budget, check_protected
 from client_app.runtime import device_of, enter_app_folder, use_threads
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext, Store, identity, own_seed
 from common.config import RunConfig, one_of, read_keys
@@ -25,6 +26,7 @@ from common.errors import ConfigError, FloretError, one_line
 from common.filters import ClientFilters
 from common.home import floret_home
 from common.names import without_prefix
+from common.privacy.ledger import Ledger
 from common.registry import load_class
 from common.simulation import in_local_engine, in_simulation
 from common.wire import find_record, pack, to_record
@@ -185,6 +187,13 @@ class Request:
             return ContextStore(self.context.state)
         return FileStore.at(root, self.config.federation, self.config.method, self.name, sync=sync)
 
+    @property
+    def ledger(self) -> tuple[Ledger, Budget] | None:
+        """What this client spends on privacy, and what its node permits; None if nothing is, and in a simulation."""
+        if self.policy is None or not self.config.privacy.on:
+            return None
+        return Ledger.of(self.state_dir, self.name), self.policy.budget()
+
     def filters(self) -> ClientFilters:
         """Return what the client's messages pass on this node, in both directions."""
         return ClientFilters(sends=(Outgoing(self.policy, self.data),)) if self.policy else ClientFilters()
@@ -199,6 +208,8 @@ class Request:
         if policy is None:
             return
         policy.check_run(self.config, self.parameters)
+        if self.config.privacy.on:
+            check_protected(self.config, self.method, self.data)
         policy.check_disk(self.state_dir, self.config)
         shape = self.data.input_shape
         classes = self.data.num_classes if joins else self.scalars.get("num-classes")
@@ -235,6 +246,7 @@ class Request:
             filters=self.filters(),
             seed=self.own_seed,
             resident=_resident if in_local_engine() else None,
+            ledger=self.ledger,
         )
         return load_class("client_app.methods", config.method, FloretClient)(setting)
 
@@ -353,18 +365,20 @@ def describe(request: Request) -> RecordDict:
     except PolicyError as error:
         raise PolicyError(f"client {request.name}: {error}") from error
     data, policy = request.data, request.policy
+    # A client that protects its data tells nothing of them: neither how many there are nor of which classes.
+    tells = request.ledger is None
     return RecordDict(
         {
             "client": ConfigRecord(
                 {
                     "name": request.name,
                     "identity": "" if in_simulation() else identity(request.state_dir),
-                    "train": len(data.train),
-                    "validation": len(data.validation),
-                    "test": len(data.test),
-                    "num-classes": data.num_classes,
+                    "train": len(data.train) if tells else 1,
+                    "validation": len(data.validation) if tells else 0,
+                    "test": len(data.test) if tells else 1,
+                    "num-classes": data.num_classes if tells else request.config.num_classes,
                     "input-shape": list(data.input_shape),
-                    "class-names": list(data.class_names) if policy is None or policy.class_names else [],
+                    "class-names": list(data.class_names) if tells and (not policy or policy.class_names) else [],
                     "partitions": int(request.context.node_config.get("num-partitions", 0)),
                 }
             )

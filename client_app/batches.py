@@ -21,6 +21,10 @@ class Batch:
     index: Tensor
     stages: tuple[Tensor, list[Tensor]] | None = None
 
+    def at(self, rows: Tensor) -> "Batch":
+        """Return the samples that ``rows``, (n,) of bool, says."""
+        return Batch(self.x[rows], self.y[rows], self.index[rows])
+
 
 def normalise(x: Tensor) -> Tensor:
     """Return uint8 images as float32, from 0..255 to -1..1; floats and integer word ids unchanged.

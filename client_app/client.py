@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
 
@@ -21,25 +21,31 @@ from flwr.client import NumPyClient
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from client_app.batches import Batch, epoch, passes, take
+from client_app.batches import Batch, batch_of, epoch, passes, take
+from client_app.private import Budget, LedgerAccount, MemoryAccount, Protection
 from client_app.prototypes import class_means, stack
 from client_app.runtime import training_type
 from client_app.state import ClientState
-from common.config import RunConfig, key_of
+from common.config import RunConfig, keys_of
 from common.errors import FloretError
 from common.filters import ClientFilters, Payload, filtered
 from common.names import without_prefix
 from common.norms import group_of, root_mean_squares
+from common.privacy.ledger import Ledger, Line
+from common.privacy.noise import Noise
 from common.seeds import torch_generator
 from common.sgd import Sgd
 from common.tensors import NamedArrays, Specs
 from common.wire import check_sendable, unpack
 from data import ClientData, Split
-from models import SplitModel, Stack, build_model
-from strategies.core import Method, Setup, keys_of
+from models import SplitModel, Stack, build_model, check_examples
+from strategies.core import Method, Setup
 
 MODEL = "model."
 MEMORY = "memory."
+# What privacy keeps in a client's state, and below it the tensors that are trained with what is shared and never leave.
+PRIVACY = "privacy."
+FEEDS = PRIVACY + "feeds."
 # So many times the size of the client's own tensors, what the server sends is refused; a tensor may be larger than the
 # others of its group, as running variances are.
 ABSURD = 1e3
@@ -49,6 +55,8 @@ LARGEST = 1e6
 TEACHER_BYTES = 256 * 2**20
 
 Loss = Callable[[Batch], Tensor]
+# From a batch to the loss of each of its samples, (batch,).
+Losses = Callable[[Batch], Tensor]
 Step = Callable[[Batch], Tensor]
 
 
@@ -67,6 +75,7 @@ class ClientSetting:
         seed: orders its batches; None for the run's.
         resident: the model of the client before, in a process that serves many in turn; None where a client has one of
             its own.
+        ledger: of what the client spends on privacy, and what its node permits; None in a simulation.
     """
 
     name: str
@@ -79,6 +88,7 @@ class ClientSetting:
     filters: ClientFilters = field(default_factory=ClientFilters)
     seed: int | None = None
     resident: "Resident | None" = None
+    ledger: tuple[Ledger, Budget] | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +169,7 @@ class FloretClient(NumPyClient):
         received: the tensors of this round's message, by name, on ``device``; empty during evaluation without any.
         message: the scalars of this round's message.
         data: the client's splits, on ``device``.
+        protection: what is private about the message; None if nothing is protected.
     """
 
     parameters: Any
@@ -177,6 +188,9 @@ class FloretClient(NumPyClient):
         self.received: dict[str, Tensor] = {}
         self.message: dict[str, Any] = {}
         self.order: torch.Generator
+        self.protection: Protection | None = None
+        # What privacy remembers, apart from what the method does.
+        self._kept: dict[str, Tensor] = {}
         data = setting.data
         self.data = replace(
             data, train=self._placed(data.train), validation=self._placed(data.validation), test=self._placed(data.test)
@@ -204,6 +218,8 @@ class FloretClient(NumPyClient):
         }
         memory = without_prefix(kept, MEMORY)
         of_networks = {name: memory.pop(name) for name in self._network_tensors() if name in memory}
+        self._kept = {name: memory.pop(name) for name in list(memory) if name.startswith(PRIVACY)}
+        self.protection = self._protect() if self.config.privacy.on else None
         try:
             self.load_tensors(own | of_networks)
             lacking = self._agreed.tensors.keys() - own.keys()
@@ -255,18 +271,21 @@ class FloretClient(NumPyClient):
         started = time.perf_counter()
         self.take("train", parameters, config)
         self.receive()
+        spent = self._pay() if self.protection else {}
         metrics: dict[str, Any] = self._accuracies("before")
-        metrics["loss"] = self.train()
+        metrics["loss"] = self._train_feeding() if self.trains_examples else self.train()
         tensors = self.upload()
+        if self.protection and self.config.privacy.unit == "client":
+            tensors = self.protection.update(tensors, self.received)
         personal = self._personal()
         self._check_finite({name.removeprefix(MODEL).removeprefix(MEMORY): t for name, t in personal.items()} | tensors)
         metrics |= self._accuracies("after")
         arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
-        sent = self._filtered("train", arrays, len(self.data.train), metrics)
+        sent = self._leaving("train", arrays, len(self.data.train), metrics, spent)
         check_sendable(sent.tensors, self.uplink(), self.config.wire)
         self.setting.state.commit(config["round"], personal, self._about())
-        seconds = time.perf_counter() - started
-        return list(sent.tensors.values()), sent.samples, {**sent.scalars, "names": [*sent.tensors], "seconds": seconds}
+        seconds = self._seconds(started)
+        return list(sent.tensors.values()), sent.samples, {**sent.scalars, "names": [*sent.tensors], **seconds}
 
     def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
         """Measure the personal model of the last round that this client took part in, without changing anything.
@@ -285,9 +304,9 @@ class FloretClient(NumPyClient):
         if self.received:
             self.receive()
             metrics |= self._accuracies("before")
-        sent = self._filtered("evaluate", {}, len(self.data.test), metrics)
+        sent = self._leaving("evaluate", {}, len(self.data.test), metrics)
         scalars = dict(sent.scalars)
-        return scalars.pop("loss", math.nan), sent.samples, {**scalars, "seconds": time.perf_counter() - started}
+        return scalars.pop("loss", math.nan), sent.samples, {**scalars, **self._seconds(started)}
 
     def answer(self, parameters: list[np.ndarray], config: dict[str, Any]) -> dict[str, Any]:
         """Answer what the method's server half asks before a round, without changing anything; arguments as in ``fit``.
@@ -316,6 +335,22 @@ class FloretClient(NumPyClient):
     def loss(self, batch: Batch) -> Tensor:
         """Return the loss of one training batch: cross entropy."""
         return F.cross_entropy(self.model.head(self.stages(batch)[0]), batch.y)
+
+    def losses(self, batch: Batch) -> Tensor:
+        """Return the loss of each sample of a batch, (batch,), of which ``loss`` without ``penalty`` is the mean.
+
+        Only a method that can protect examples needs it: each loss depends on that sample alone.
+        """
+        return F.cross_entropy(self.model.head(self.stages(batch)[0]), batch.y, reduction="none")
+
+    def penalty(self) -> Tensor | None:
+        """Return what ``loss`` adds to the mean of ``losses`` whatever the batch: a function of the weights alone."""
+        return None
+
+    def feeding(self) -> list[str]:
+        """Return the names of the model's tensors that never leave, but are trained together with what does."""
+        shared = set(self.shared_names())
+        return [name for name in self._agreed.tensors if name not in shared]
 
     def upload(self) -> dict[str, Tensor]:
         """Return what is sent to the server, by name: the shared part of the model and the shared networks."""
@@ -348,24 +383,43 @@ class FloretClient(NumPyClient):
                     raise FloretError(f"the server sent no tensor {i}.{name}, but others of this peer")
         return found
 
-    def run_epochs(self, epochs: int, parameters: Iterable[nn.Parameter], loss: Loss | None = None) -> float:
+    def run_epochs(
+        self,
+        epochs: int,
+        parameters: Iterable[nn.Parameter],
+        loss: Loss | None = None,
+        *,
+        losses: Losses | None = None,
+        leaves: bool = True,
+    ) -> float:
         """Go ``epochs`` times through the training data with a fresh SGD over ``parameters``; the rest stays frozen.
 
         Args:
             epochs: passes through the training split.
             parameters: what is trained.
             loss: from a batch to a scalar; ``self.loss`` by default.
+            losses, leaves: as in ``run_alternating``.
 
         Returns:
             The mean of the loss over all steps.
         """
-        return self.run_alternating(epochs, [Phase(list(parameters), loss or self.loss)])
+        phases = [Phase(list(parameters), loss or self.loss)]
+        return self.run_alternating(epochs, phases, losses=losses, leaves=leaves)
 
-    def run_alternating(self, epochs: int, phases: Sequence[Phase]) -> float:
+    def run_alternating(
+        self, epochs: int, phases: Sequence[Phase], *, losses: Losses | None = None, leaves: bool = True
+    ) -> float:
         """Go ``epochs`` times through the training data; on each batch take one step of every phase, in order.
 
         Each phase has its own SGD over its own parameters, and while it steps, everything else is frozen. The extractor
         may be trained in the last phase only: it is asked once about a batch, and all phases get its answer.
+
+        Args:
+            epochs: passes through the training split.
+            phases: what is done on each batch.
+            losses: as the method of this name, by default that; for where examples are protected.
+            leaves: what is trained leaves this client, or what does is trained with it. Without, it is trained as ever
+                where examples are protected.
 
         Returns:
             The mean of the last phase's loss over all batches.
@@ -377,6 +431,8 @@ class FloretClient(NumPyClient):
         trained = {parameter for phase in phases for parameter in phase.parameters}
         everything = trained.union(*(module.parameters() for module in (self.model, *self.networks.values())))
         thaws = [partial(_thaw, phase.parameters, everything.difference(phase.parameters)) for phase in phases]
+        if leaves and self.trains_examples:
+            return self._run_protected(epochs, phases, optimizers, thaws, losses or self.losses)
         thaws[-1]()
 
         def step(batch: Batch) -> Tensor:
@@ -547,6 +603,114 @@ class FloretClient(NumPyClient):
                 raise FloretError(f"tensor {name} {tuple(tensor.shape)} does not fit the model's: {have}")
             own[name].copy_(tensor)
 
+    # Differential privacy
+
+    @property
+    def trains_examples(self) -> bool:
+        """Whether single examples are protected: what leaves is trained on clipped and noised gradients."""
+        return self.protection is not None and self.config.privacy.unit == "example"
+
+    @property
+    def withholds(self) -> bool:
+        """Whether what a protected client measures stays with it; in a simulation it is the user's own."""
+        return self.protection is not None and self.setting.ledger is not None
+
+    def _protect(self) -> Protection:
+        """Return what is private about this message."""
+        setting, config = self.setting, self.config
+        passes = setting.method.passes(config, self.parameters)
+        if setting.ledger is None:
+            noise = Noise.of(config.seed, setting.name, self.message["round"])
+            return Protection(config, passes, MemoryAccount(self._kept), noise)
+        ledger, budget = setting.ledger
+        resumed = self.message["session.resumed"]
+        line = Line(
+            run=self.message["session.lineage"],
+            attempt=len(resumed),
+            federation=config.federation,
+            method=config.method,
+            round=self.message["round"],
+            unit=config.privacy.unit,
+            by_server=config.privacy.by_server,
+            noise=0.0,
+            rate=1.0,
+            steps=0,
+        )
+        account = LedgerAccount(ledger, line, resumed[-1] if resumed else 0, budget)
+        return Protection(config, passes, account, Noise.secret())
+
+    def _pay(self) -> dict[str, float]:
+        """Pay for this round, before anything is computed that leaves."""
+        assert self.protection is not None
+        # In a simulation there may be no session.
+        return self.protection.pay(self._kept, len(self.data.train), str(self.message.get("session.lineage", "")))
+
+    def _train_feeding(self) -> float:
+        """Train with protected examples; then the head of the personal model, which nobody else sees, without noise.
+
+        What is trained with the shared part is kept beside the personal model, and alone is trained on in the next
+        round: a head without noise would carry the examples into the gradients of the extractor.
+        """
+        check_examples(self.model, self.config.model)
+        tensors, names = self._agreed.tensors, self.feeding()
+        personal = {name: tensors[name].clone() for name in names}
+        first = self.initial_model().state_dict()
+        self.load_tensors({name: self._kept.get(FEEDS + name, first[name]).to(self.device) for name in names})
+        loss = self.train()
+        self._kept |= {FEEDS + name: tensors[name].clone() for name in names}
+        epochs = self.config.privacy.head_epochs
+        if names and epochs:
+            if self.setting.state.round:
+                self.load_tensors(personal)
+            features = self.cached_teacher(lambda x: [self.model.extractor(x)])
+
+            def head_loss(batch: Batch) -> Tensor:
+                return F.cross_entropy(self.model.head(features(batch)[0]), batch.y)
+
+            self.run_epochs(epochs, self.model.head.parameters(), head_loss, leaves=False)
+        return loss
+
+    def _run_protected(
+        self,
+        epochs: int,
+        phases: Sequence[Phase],
+        optimizers: Sequence[Sgd],
+        thaws: Sequence[Callable[[], None]],
+        losses: Losses,
+    ) -> float:
+        """Do what ``run_alternating`` does by clipped and noised gradients; each phase is a release of its own."""
+        from client_app.clipping import clipping
+
+        assert self.protection is not None
+        for module in (self.model, *self.networks.values()):
+            module.train()
+        total, samples = 0.0, 0
+        for _ in range(epochs):
+            batches = zip(*(self.protection.batches(len(self.data.train)) for _ in phases), strict=True)
+            for drawn in batches:
+                for index, phase, optimizer, thaw in zip(drawn, phases, optimizers, thaws, strict=True):
+                    thaw()
+                    optimizer.zero_grad()
+                    batch = batch_of(self.data.train, torch.from_numpy(index).to(self.device))
+                    with clipping(self.model, self.config.privacy.clip) as clipper:
+                        value = clipper.sum_gradients(phase.parameters, losses, batch)
+                    self._add_noise(phase.parameters)
+                    optimizer.step()
+                total, samples = total + value, samples + len(index)
+        return total / max(samples, 1)
+
+    def _add_noise(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Turn sums of clipped gradients into noised means, and add the gradient of the penalty."""
+        assert self.protection is not None
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad = self.protection.noised(parameter.grad)
+        penalty = self.penalty()
+        if penalty is not None:
+            for parameter, gradient in zip(parameters, torch.autograd.grad(penalty, list(parameters)), strict=True):
+                assert parameter.grad is not None
+                parameter.grad += gradient
+
     # Inside a message
 
     def _placed(self, split: Split) -> Split:
@@ -603,6 +767,22 @@ class FloretClient(NumPyClient):
         self.message = payload.scalars
         self.received = {name: torch.from_numpy(array).to(self.device) for name, array in payload.tensors.items()}
 
+    def _leaving(
+        self,
+        kind: str,
+        arrays: NamedArrays,
+        samples: int,
+        measured: dict[str, Any],
+        spent: Mapping[str, float] | None = None,
+    ) -> Payload:
+        """Return what leaves: of a protected client neither what it measured nor how many samples it has."""
+        if self.withholds:
+            samples, measured = 1, {}
+        return self._filtered(kind, arrays, samples, {**measured, **(spent or {})})
+
+    def _seconds(self, started: float) -> dict[str, float]:
+        return {} if self.withholds else {"seconds": time.perf_counter() - started}
+
     def _filtered(self, kind: str, arrays: NamedArrays, samples: int, scalars: dict[str, Any]) -> Payload:
         """Return what leaves, after it passed the filters."""
         payload = Payload(kind, self.setting.name, self.message["round"], arrays, samples, scalars)
@@ -613,7 +793,7 @@ class FloretClient(NumPyClient):
 
     def _personal(self) -> dict[str, Tensor]:
         model = {MODEL + name: tensor for name, tensor in self._agreed.tensors.items()}
-        beside = self._network_tensors() | self.memory
+        beside = self._network_tensors() | self.memory | self._kept
         return model | {MEMORY + name: tensor for name, tensor in beside.items()}
 
     def _about(self) -> dict[str, Any]:
@@ -622,7 +802,7 @@ class FloretClient(NumPyClient):
         data = self.data
         return {
             "client": self.setting.name,
-            "config": {key_of(item.name): getattr(self.config, item.name) for item in fields(self.config)},
+            "config": keys_of(self.config),
             "parameters": keys_of(self.parameters),
             "message": self.message,
             "inputs": {

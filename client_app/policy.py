@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from client_app.inventory import size_of_states, states_of
-from common.config import RunConfig, between, check_known, choice, folder_name, key_of, one_of, read_keys
+from client_app.private import Budget
+from common.config import RunConfig, between, check_known, choice, folder_name, key_of, keys_of, one_of, read_keys
 from common.errors import ConfigError, FloretError
 from common.filters import Payload
 from common.norms import group_of
@@ -22,7 +23,7 @@ from common.yamlfile import read_yaml
 from data import ClientData
 from models import MODELS, build_model, count_values, head_layers
 from strategies import METHODS
-from strategies.core import FloretStrategy, Method, Setup, keys_of
+from strategies.core import FloretStrategy, Method, Setup
 
 ALL = "all"
 # What can leave, by the group of its tensors. Of other names, those of networks beside the model are
@@ -86,6 +87,10 @@ class Policy:
     max_classes: int = _number(10_000, 1)
     max_federations: int = _number(16, 1)
     max_state_gb: int = _number(100, 1)
+    privacy: tuple[str, ...] = _names(("none", "example", "client"))
+    noise_by_server: bool = True
+    max_epsilon: float = _number(0.0, 0)
+    delta: float = field(default=1e-5, metadata=between(0, 0.1, above=True).metadata)
 
     @classmethod
     def public(cls) -> Self:
@@ -146,6 +151,13 @@ class Policy:
         for key, value in epochs.items():
             self._bound("max-local-epochs", key, value)
         self._bound("max-image-size", "image-size", config.image_size)
+        unit = config.privacy.unit
+        if ALL not in self.privacy and unit not in self.privacy:
+            raise _refused("privacy", self.privacy, f"privacy.unit = {unit!r}")
+        if self.max_epsilon and unit == "none":
+            raise _refused("max-epsilon", f"{self.max_epsilon:g}", "privacy.unit = 'none'")
+        if config.privacy.by_server and not self.noise_by_server:
+            raise _refused("noise-by-server", "false", "privacy.where = 'server'")
 
     def check_model(self, config: RunConfig, shape: tuple[int, ...], classes: int) -> None:
         """Check the size of the model, before it is made; ``shape`` is that of an input.
@@ -220,6 +232,10 @@ class Policy:
             return "it is not among methods"
         wrong = sorted(kinds - self.kinds())
         return f"it sends {' and '.join(wrong)}" if wrong else ""
+
+    def budget(self) -> Budget:
+        """Return what may be spent on privacy over all runs together."""
+        return Budget(self.max_epsilon, self.delta)
 
     def kinds(self) -> set[str]:
         """Return the kinds of tensors that may leave."""

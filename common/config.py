@@ -9,7 +9,7 @@ import difflib
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_origin
 
@@ -91,7 +91,7 @@ def read_keys(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """Fill the frozen dataclass ``kind`` from ``values``: field ``lr_decay`` from key ``prefix + "lr-decay"``.
 
     An integer is accepted for a float, and a single name for a list of names. A trailing underscore of a field name
-    (``lambda_``) is dropped.
+    (``lambda_``) is dropped. A field that is itself such a dataclass is a table: its keys are ``<field>.<key>``.
 
     Raises:
         ConfigError: a key is missing, of the wrong type or outside what its field declares; the message is one line
@@ -100,6 +100,9 @@ def read_keys(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     kwargs: dict[str, Any] = {}
     for item in fields(kind):  # type: ignore[arg-type]
         key = prefix + key_of(item.name)
+        if isinstance(item.type, type) and is_dataclass(item.type):
+            kwargs[item.name] = read_keys(item.type, values, f"{key}.")
+            continue
         if key not in values:
             raise ConfigError(f"{key} is missing from the run config")
         kwargs[item.name] = _typed(key, values[key], item.type)
@@ -108,6 +111,16 @@ def read_keys(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
         if wrong:
             raise ConfigError(f"{key} = {values[key]!r}: {wrong}")
     return kind(**kwargs)
+
+
+def keys_of(keys: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the keys that ``read_keys`` filled a dataclass from, each with its value; none for None."""
+    found: dict[str, Any] = {}
+    for item in fields(keys) if keys is not None else ():
+        value = getattr(keys, item.name)
+        key = prefix + key_of(item.name)
+        found |= keys_of(value, f"{key}.") if is_dataclass(value) else {key: value}
+    return found
 
 
 def key_of(field_name: str) -> str:
@@ -127,6 +140,56 @@ def _typed(key: str, value: Any, kind: Any) -> Scalar | tuple[str, ...]:
     if type(value) is not kind or value != value:
         raise ConfigError(f"{key} = {value!r}: must be {names[kind]}")
     return value  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """The keys of differential privacy, ``privacy.*``; ``docs/privacy.md`` says what each means.
+
+    ``unit`` is what the number protects: a training ``"example"``, or a ``"client"`` with all that it has.
+    """
+
+    unit: str = choice("none", "client", "example")
+    where: str = choice("node", "server")
+    epsilon: float = between(0)
+    delta: float = between(0, 0.1, above=True)
+    noise: float = between(0)
+    clip: float = between(0, above=True)
+    clip_quantile: float = between(0, 0.99)
+    sampling: str = choice("poisson", "fixed")
+    accountant: str = choice("rdp", "prv")
+    head_epochs: int = between(0)
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is protected."""
+        return self.unit != "none"
+
+    @property
+    def by_server(self) -> bool:
+        """Whether the server adds the noise, which is then trusted with what each client sends."""
+        return self.on and self.where == "server"
+
+    def __post_init__(self) -> None:
+        """Check keys against each other.
+
+        Raises:
+            ConfigError: there is neither a noise nor a target for it, or a key does not go with the unit.
+        """
+        if self.on and not self.epsilon and not self.noise:
+            raise ConfigError(
+                f"privacy.unit = {self.unit!r}: needs privacy.epsilon, to which noise is calibrated, or privacy.noise"
+            )
+        if self.unit == "example" and self.where == "server":
+            raise ConfigError(
+                "privacy.where = 'server': with privacy.unit = 'example' each client adds noise to its own gradients; "
+                "use node"
+            )
+        if self.clip_quantile and not self.by_server:
+            raise ConfigError(
+                f"privacy.clip-quantile = {self.clip_quantile:g}: the clipping adapts where the server adds the noise, "
+                "with privacy.unit = 'client' and privacy.where = 'server'; use 0"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,22 +243,37 @@ class RunConfig:
     federation: str = field(metadata={"check": folder_name})
     client_state: str = choice("continue", "fresh")
     new_owners: str = field(metadata={"check": distinct_names})
+    privacy: Privacy
 
     def __post_init__(self) -> None:
         """Check keys against each other.
 
         Raises:
-            ConfigError: validation and test fraction leave nothing to train on.
+            ConfigError: validation and test fraction leave nothing to train on, or a key does not go with privacy.
         """
         if self.validation_fraction + self.test_fraction > 0.95 + 1e-9:
             raise ConfigError(
                 f"validation-fraction = {self.validation_fraction:g} and test-fraction = {self.test_fraction:g}: "
                 "together they must leave at least 0.05 for training"
             )
+        if self.privacy.unit == "example" and self.precision != "float32":
+            raise ConfigError(
+                f"precision = {self.precision!r}: privacy.unit = 'example' clips gradients, whose norms need float32"
+            )
 
     def decayed(self, rate: float, server_round: int) -> float:
         """Return a learning rate as it is in a round, from 1: multiplied by ``lr-decay`` after each."""
         return rate * self.lr_decay ** (server_round - 1)
+
+
+def own_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that a run config's run depends on: without other methods' tables, and without that of privacy if
+    nothing is protected.
+    """
+    tables = [f"{values['method']}."]
+    if values.get("privacy.unit", "none") != "none":
+        tables.append("privacy.")
+    return {key: value for key, value in values.items() if "." not in key or key.startswith(tuple(tables))}
 
 
 def check_known(

@@ -2,6 +2,7 @@
 
 from models.attention import CBAM, CrossLayerFusion
 from models.build import MODELS, Head, build_model, count_values, gain_of, head_layers, initialise, last_layers
+from models.examples import check_examples
 from models.names import Part, batch_norm_names, tensor_names
 from models.split import SplitModel, Stack, output_widths
 
@@ -15,6 +16,7 @@ __all__ = [
     "Stack",
     "batch_norm_names",
     "build_model",
+    "check_examples",
     "count_values",
     "gain_of",
     "head_layers",

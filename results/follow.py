@@ -30,7 +30,7 @@ _NOT_IT = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 # The columns of a round and of a client, as ``Follower.news`` returns them.
 ROUND = (
     *("round", "before", "beforeStd", "beforeWorst", "beforeCount", "after", "afterStd", "afterWorst", "afterCount"),
-    *("validation", "loss", "up", "down", "seconds", "refused"),
+    *("validation", "loss", "up", "down", "seconds", "refused", "epsilon"),
 )
 CLIENT = (
     *("name", "samples", "seen", "trained", "before", "after", "loss", "seconds", "up", "down"),
@@ -344,7 +344,7 @@ def _row(line: Round) -> list[float | None]:
 
     validation = _short(line.accuracy("after", "validation").mean)
     figures = [validation, _short(line.loss), line.bytes.up, line.bytes.down, _short(line.seconds)]
-    return [line.round, *columns("before"), *columns("after"), *figures, len(line.refused)]
+    return [line.round, *columns("before"), *columns("after"), *figures, len(line.refused), _short(line.epsilon)]
 
 
 def _short(value: float | None) -> float | None:

@@ -92,7 +92,8 @@ class Traffic:
 @dataclass(frozen=True)
 class ClientRound:
     """What one client did in one round: accuracies before and after local training, mean ``loss`` over its steps (None
-    if it did not train), bytes, seconds on the client, and the names of the clients whose tensors the server sent it.
+    if it did not train), bytes, seconds on the client, the names of the clients whose tensors the server sent it, and
+    the ``epsilon`` that it says to have spent; None if it says none.
     """
 
     trained: bool
@@ -102,6 +103,7 @@ class ClientRound:
     bytes: Traffic
     seconds: float | None
     peers: tuple[str, ...] = ()
+    epsilon: float | None = None
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
@@ -114,10 +116,11 @@ class ClientRound:
             bytes=Traffic.from_json(record.get("bytes")),
             seconds=_number(record.get("seconds")),
             peers=_names(record.get("peers")),
+            epsilon=_number(record.get("epsilon")),
         )
 
     def to_json(self) -> Json:
-        """Return the client's part of a line of ``history.jsonl``; ``peers`` only if there are any."""
+        """Return the client's part of a line of ``history.jsonl``; ``peers`` and ``epsilon`` only if there are any."""
         return {
             "trained": self.trained,
             "before": self.before.to_json(),
@@ -126,6 +129,7 @@ class ClientRound:
             "bytes": self.bytes.to_json(),
             "seconds": self.seconds,
             **({"peers": list(self.peers)} if self.peers else {}),
+            **({} if self.epsilon is None else {"epsilon": self.epsilon}),
         }
 
 
@@ -157,6 +161,7 @@ class Round:
         bytes: of all clients.
         refused, notes: in the order of their arrival.
         seconds: from the first message to the last reply, evaluation included.
+        epsilon: what the client that has spent most on privacy has spent in this run; None if nothing is protected.
     """
 
     round: int
@@ -168,6 +173,7 @@ class Round:
     refused: tuple[Refusal, ...]
     notes: tuple[Note, ...]
     seconds: float
+    epsilon: float | None = None
 
     @classmethod
     def of(
@@ -178,6 +184,7 @@ class Round:
         refused: Sequence[Refusal],
         notes: Sequence[Note],
         seconds: float,
+        epsilon: float | None = None,
     ) -> Self:
         """Return a round with the figures over its clients.
 
@@ -188,6 +195,7 @@ class Round:
             refused: replies that were not used.
             notes: what clients reported besides.
             seconds: that the round took.
+            epsilon: as of the round.
         """
 
         def spreads(when: str) -> dict[str, Spread]:
@@ -209,6 +217,7 @@ class Round:
             refused=tuple(refused),
             notes=tuple(notes),
             seconds=seconds,
+            epsilon=epsilon,
         )
 
     @classmethod
@@ -229,6 +238,7 @@ class Round:
             refused=tuple(Refusal(str(one["client"]), str(one["reason"])) for one in record.get("refused") or ()),
             notes=tuple(Note(str(one["client"]), str(one["note"])) for one in record.get("notes") or ()),
             seconds=_number(record.get("seconds")) or 0.0,
+            epsilon=_number(record.get("epsilon")),
         )
 
     def to_json(self) -> Json:
@@ -246,6 +256,7 @@ class Round:
             "refused": [asdict(refusal) for refusal in self.refused],
             "notes": [asdict(note) for note in self.notes],
             "seconds": self.seconds,
+            **({} if self.epsilon is None else {"epsilon": self.epsilon}),
         }
 
     def accuracy(self, when: str = "after", split: str = "test") -> Spread:
@@ -278,6 +289,7 @@ class Figures:
         bytes: of all rounds.
         seconds, seconds_per_round: of the whole run; median over rounds.
         refused: number of replies.
+        epsilon: as of the last round.
     """
 
     before: Spread
@@ -287,6 +299,7 @@ class Figures:
     seconds: float | None
     seconds_per_round: float | None
     refused: int
+    epsilon: float | None = None
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
@@ -306,6 +319,7 @@ class Figures:
             seconds=_number(seconds.get("total")),
             seconds_per_round=_number(seconds.get("per_round_median")),
             refused=int(record.get("refused") or 0),
+            epsilon=_number(record.get("epsilon")),
         )
 
     def to_json(self) -> Json:
@@ -316,6 +330,7 @@ class Figures:
             "bytes": self.bytes.to_json(),
             "seconds": {"total": self.seconds, "per_round_median": self.seconds_per_round},
             "refused": self.refused,
+            **({} if self.epsilon is None else {"epsilon": self.epsilon}),
         }
 
 
@@ -372,6 +387,7 @@ class History:
             seconds=sum(times) if seconds is None and times else seconds,
             seconds_per_round=median(times) if times else None,
             refused=sum(len(line.refused) for line in self.rounds),
+            epsilon=self.rounds[-1].epsilon if self.rounds else None,
         )
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Self
 
+from common.config import own_keys
 from common.errors import FloretError
 from results.history import History, Json, Traffic
-from results.runs import Outcome, Runs, RunSpec, own_keys
+from results.runs import Outcome, Runs, RunSpec
 
 FORMAT = 2
 # A curve of more rounds is thinned to about so many points.

@@ -174,6 +174,12 @@ round{{ "" if run.planned_rounds == 1 else "s" }} · seed {{ run.setting("seed")
 <div class="card" id="seconds"><h3>Time</h3><div class="value">{{ figures.seconds | duration }}</div>
 <p>{% if figures.seconds_per_round is not none %}median of a round {{ figures.seconds_per_round | duration }}{% endif %}
 </p></div>
+{% if figures.epsilon is not none %}
+<div class="card" id="epsilon"><h3>Privacy spent</h3>
+<div class="value"><data value="{{ figures.epsilon }}">&epsilon; {{ "%.3g" | format(figures.epsilon) }}</data></div>
+<p>per {{ run.setting("privacy.unit") }}, &delta; = {{ run.setting("privacy.delta") }};
+the client that spent most</p></div>
+{% endif %}
 <div class="card" id="refused"><h3>Refused replies</h3>
 <div class="value"><data value="{{ figures.refused }}">{{ figures.refused }}</data></div>
 <p>{{ "reasons below" if refusals else "every reply was used" }}</p></div>

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from common.config import RunConfig
+from common.config import RunConfig, own_keys
 from common.durable import write_whole
 from common.errors import FloretError
 from common.home import floret_home
@@ -106,7 +106,7 @@ class RunDirectory:
         """Write ``config.json``: every key of the run, the method's parameters apart, and ``about`` the run."""
         method = f"{values['method']}."
         self.about = {
-            "config": {key: value for key, value in values.items() if "." not in key},
+            "config": {key: value for key, value in own_keys(values).items() if not key.startswith(method)},
             "parameters": without_prefix(values, method),
             **about,
         }

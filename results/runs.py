@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from common.config import own_keys
 from common.durable import write_whole
 from common.errors import FloretError
 from common.home import importing_from
@@ -388,11 +389,6 @@ class Job:
     label: str
     describe: Callable[[Run], str]
     weight: float = 1.0
-
-
-def own_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run config without the keys of other methods than its own."""
-    return {key: value for key, value in config.items() if "." not in key or key.startswith(f"{config['method']}.")}
 
 
 def run_missing(

@@ -289,6 +289,9 @@ function showNow(run) {
   card("sent", `${megabytes(sum(run, "up"))} / ${megabytes(sum(run, "down"))}`, "MB", "all clients, all rounds");
   const refused = sum(run, "refused"), line = lastOf(run.rounds);
   card("refused", refused.toLocaleString("en"), "", line ? `${line.refused} in round ${line.round}` : "");
+  const spent = line ? line.epsilon : null;
+  $("epsilon-value").closest(".card").hidden = spent === null;
+  if (spent !== null) card("epsilon", spent.toPrecision(3), "", "the client that spent most");
   document.title = `${run.state === "going" ? `${run.last}/${run.planned}` : STATES[run.state]} \u00b7 `
     + `${about.method} on ${about.dataset}`;
   announce(run);
@@ -647,6 +650,7 @@ _CARDS = "\n".join(
         _card("left", "Time left"),
         _card("sent", "Sent up / down"),
         _card("refused", "Refused replies"),
+        _card("epsilon", "Privacy spent (\u03b5)"),
     )
 )
 

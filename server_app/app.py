@@ -13,12 +13,13 @@ from flwr.serverapp import Grid, ServerApp
 from safetensors.numpy import save_file
 
 import data
-from common.config import RunConfig
+from common.config import RunConfig, own_keys
 from common.durable import digest, write_manifest, write_whole
 from common.errors import ConfigError, FloretError
 from common.extras import require
 from common.flower import find_by_node, is_simulated
 from common.memory import return_freed_memory
+from common.privacy.ledger import Ledger
 from common.simulation import LocalGrid
 from common.versions import versions
 from results.history import History
@@ -31,7 +32,7 @@ from server_app.checkpoint import Checkpoint, Checkpoints
 from server_app.delivery import Delivery
 from server_app.federation import Federation, question
 from server_app.rounds import checkpoint_of, restore, run_rounds
-from server_app.settings import check_resumable, own_keys, read_config
+from server_app.settings import check_resumable, read_config
 from server_app.setup import build_strategy, check_setup
 from strategies.core import ExportReply, RefusedError, Session, send_and_receive
 
@@ -85,6 +86,8 @@ def run(grid: Grid, context: Context) -> None:
             _bring_back(grid, directory, checkpoint, config)
         shape, classes = federation.input_shape, federation.num_classes
         strategy = build_strategy(config, kind, parameters, shape, classes, roster=federation.roster, session=session)
+        if strategy.protection and config.privacy.by_server:
+            strategy.protection.keep(Ledger(directory.path / "privacy.jsonl"), session)
         if checkpoint:
             restore(strategy, checkpoint)
         else:

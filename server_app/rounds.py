@@ -26,6 +26,8 @@ log = logging.getLogger("flwr")
 
 # Under what names a checkpoint has the usual sizes of updates, beside what the strategy remembers.
 NORMS = "norms/"
+# ... and what clients have said that they spent on privacy.
+PRIVACY = "privacy/"
 
 
 def run_rounds(
@@ -72,6 +74,14 @@ def run_rounds(
         if sizes(federation) != known:
             known = sizes(federation)
             joined()
+        if strategy.protection and strategy.protection.over(strategy.roster.present()):
+            log.warning(
+                "privacy.epsilon = %g is spent after round %d of %d; the run ends here",
+                config.privacy.epsilon,
+                server_round - 1,
+                config.rounds,
+            )
+            break
         arrays = _train(grid, strategy, arrays, server_round, status)
         last = server_round == config.rounds
         if evaluates_all(server_round, config.rounds, config.evaluate_every):
@@ -111,7 +121,9 @@ def checkpoint_of(
         lineage=strategy.session.lineage,
         resumed=strategy.session.resumed,
         arrays=arrays,
-        strategy=strategy.state_dict() | {NORMS + group: a for group, a in strategy.norms.state_dict().items()},
+        strategy=strategy.state_dict()
+        | {NORMS + group: a for group, a in strategy.norms.state_dict().items()}
+        | ({PRIVACY + n: a for n, a in strategy.protection.state_dict().items()} if strategy.protection else {}),
         mail={
             client: Mail(sent, partial(strategy.post.__getitem__, client))
             for client, sent in strategy.post.rounds().items()
@@ -125,9 +137,11 @@ def checkpoint_of(
 
 def restore(strategy: FloretStrategy, checkpoint: Checkpoint) -> None:
     """Bring a strategy to where it was when ``checkpoint`` was written."""
-    norms = without_prefix(checkpoint.strategy, NORMS)
-    strategy.norms.load_state_dict(norms)
-    strategy.load_state_dict({n: a for n, a in checkpoint.strategy.items() if not n.startswith(NORMS)})
+    strategy.norms.load_state_dict(without_prefix(checkpoint.strategy, NORMS))
+    if strategy.protection:
+        strategy.protection.load_state_dict(without_prefix(checkpoint.strategy, PRIVACY))
+    own = {n: a for n, a in checkpoint.strategy.items() if not n.startswith((NORMS, PRIVACY))}
+    strategy.load_state_dict(own)
     for client, mail in checkpoint.mail.items():
         strategy.post.load(client, mail.round, mail.tensors())
     strategy.session.checkpointed = checkpoint.round
@@ -177,6 +191,7 @@ def round_of(server_round: int, strategy: FloretStrategy, seconds: float) -> Rou
         [Refusal(name, reason) for name, reason in strategy.refused],
         [Note(name, note) for name, note in strategy.notes],
         seconds,
+        strategy.protection.epsilon if strategy.protection else None,
     )
 
 
@@ -192,6 +207,7 @@ def _client_round(result: ClientResult) -> ClientRound:
         bytes=Traffic(result.up, result.down),
         seconds=result.metrics.get("seconds"),
         peers=result.peers,
+        epsilon=result.metrics.get("epsilon"),
     )
 
 
@@ -205,7 +221,8 @@ def log_line(line: Round, rounds: int, left: float) -> str:
     loss = "-" if line.loss is None else f"{line.loss:.4f}"
     size = f"up {line.bytes.up / 1e6:.3f} MB down {line.bytes.down / 1e6:.3f} MB"
     refused = f" | {len(line.refused)} refused" if line.refused else ""
+    epsilon = "" if line.epsilon is None else f" | epsilon {line.epsilon:.3g}"
     return (
         f"round {line.round}/{rounds} | accuracy {accuracy('before')}, {accuracy('after')} | loss {loss} | {size}"
-        f" | {line.seconds:.1f} s, {countdown(left)} left{refused}"
+        f" | {line.seconds:.1f} s, {countdown(left)} left{epsilon}{refused}"
     )

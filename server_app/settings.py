@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from common.config import RunConfig, one_of, read_keys
+from common.config import RunConfig, one_of, own_keys, read_keys
 from common.errors import ConfigError
 from common.registry import load_class
 from models import MODELS
@@ -31,11 +31,6 @@ def read_config(values: Mapping[str, Any]) -> tuple[RunConfig, type[FloretStrate
     return config, strategy, parameters
 
 
-def own_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of every run and those of the run's method, without the other methods'."""
-    return {key: value for key, value in values.items() if "." not in key or key.startswith(f"{values['method']}.")}
-
-
 # Keys that may differ when a run is resumed: none of them changes what is computed.
 _FREE = (
     *("rounds", "evaluate-every", "min-clients", "min-replies", "round-timeout", "return-timeout"),
@@ -57,6 +52,9 @@ def check_resumable(before: Mapping[str, Any], values: Mapping[str, Any]) -> Non
     """
     method = str(values["method"])
     was = before["config"] | {f"{method}.{key}": value for key, value in before["parameters"].items()}
+    unit, before_unit = values.get("privacy.unit", "none"), was.get("privacy.unit", "none")
+    if unit != before_unit:
+        raise ConfigError(f"privacy.unit = {unit!r}: the run to resume has {before_unit!r}; give the same config again")
     for key, value in own_keys(values).items():
         if key not in _FREE and key in was and was[key] != value:
             raise ConfigError(f"{key} = {value!r}: the run to resume has {was[key]!r}; give the same config again")

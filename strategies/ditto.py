@@ -20,4 +20,5 @@ class Ditto(FloretStrategy):
     """Down and up: the shared model. Aggregate: mean weighted by training samples over the sampled clients."""
 
     shares = "model"
+    protects = frozenset({"client", "example"})
     Parameters = DittoParameters

@@ -7,4 +7,5 @@ class FedAvg(FloretStrategy):
     """Down and up: the whole model. Aggregate: mean weighted by training samples over the sampled clients."""
 
     shares = "model"
+    protects = frozenset({"client", "example"})
     serves_global = True

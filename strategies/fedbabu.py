@@ -21,4 +21,5 @@ class FedBABU(FloretStrategy):
     """
 
     shares = "extractor"
+    protects = frozenset({"client", "example"})
     Parameters = FedBABUParameters

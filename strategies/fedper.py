@@ -7,3 +7,4 @@ class FedPer(FloretStrategy):
     """Down and up: the extractor. Aggregate: mean weighted by training samples over the sampled clients."""
 
     shares = "extractor"
+    protects = frozenset({"client", "example"})

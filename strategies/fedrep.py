@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from common.config import between
+from common.config import RunConfig, between
 from strategies.core import FloretStrategy
 
 
@@ -20,4 +20,10 @@ class FedRep(FloretStrategy):
     """Down and up: the extractor. Aggregate: mean weighted by training samples over the sampled clients."""
 
     shares = "extractor"
+    protects = frozenset({"client", "example"})
     Parameters = FedRepParameters
+
+    @classmethod
+    def passes(cls, config: RunConfig, parameters: FedRepParameters) -> int:
+        """Return the passes of head and extractor together: the head feeds the extractor."""
+        return config.local_epochs + (config.local_epochs if parameters.every_batch else parameters.head_epochs)

@@ -22,6 +22,7 @@ class PFAKD(FloretStrategy):
     """Down and up: the extractor. Aggregate: plain mean over the sampled clients (Algorithm 1, line 16)."""
 
     shares = "extractor"
+    protects = frozenset({"client", "example"})
     weighted = False
     Parameters = PFAKDParameters
     parameters: PFAKDParameters

@@ -21,6 +21,7 @@ from client_app.app import Request
 from client_app.batches import Batch, normalise
 from client_app.client import MEMORY, MODEL
 from client_app.methods.ua_pdfl import divergence
+from common.config import keys_of
 from common.errors import DataError, FloretError
 from common.run_config import default_config
 from common.seeds import torch_generator
@@ -32,7 +33,6 @@ from models import SplitModel
 from server_app.federation import Federation
 from server_app.settings import read_config
 from strategies import METHODS
-from strategies.core import keys_of
 from strategies.fedcpd import BLOCKS
 from tests.harness import (
     EVERY_METHOD,
@@ -591,6 +591,7 @@ def test_ua_pdfl_asks_by_the_divergence_of_the_key(tmp_path: Path) -> None:
 
 HERE = "tests/test_keys.py"
 LOSS = f"{HERE}::test_a_loss_has_the_weights_of_the_keys"
+PRIVATE = "tests/test_privacy.py"
 PAPERS = "tests/test_papers.py"
 TWO = "tests/test_ditto_apfl_pfedme.py"
 STARTS = "tests/test_fedbabu_lg_fedavg_per_fedavg_fedala.py"
@@ -649,6 +650,16 @@ COVERED = {
     "client-state": "tests/test_resume.py::"
     "test_a_new_run_goes_on_from_the_personal_models_unless_it_is_to_start_afresh",
     "new-owners": "tests/test_names.py::test_new_owners_of_a_resumed_run",
+    "privacy.unit": f"{PRIVATE}::test_what_a_protected_client_measures_stays_with_it",
+    "privacy.where": f"{PRIVATE}::test_a_whole_update_is_clipped_and_noised",
+    "privacy.epsilon": f"{PRIVATE}::test_a_run_ends_at_its_budget_with_one_line",
+    "privacy.delta": f"{PRIVATE}::test_the_delta_and_the_accountant_of_the_keys_are_those_of_the_figures",
+    "privacy.noise": f"{PRIVATE}::test_a_whole_update_is_clipped_and_noised",
+    "privacy.clip": f"{PRIVATE}::test_a_whole_update_is_clipped_and_noised",
+    "privacy.clip-quantile": f"{PRIVATE}::test_the_bound_follows_the_quantile",
+    "privacy.sampling": f"{PRIVATE}::test_a_run_with_noise_by_the_server_is_paid_in_advance",
+    "privacy.accountant": f"{PRIVATE}::test_the_delta_and_the_accountant_of_the_keys_are_those_of_the_figures",
+    "privacy.head-epochs": f"{PRIVATE}::test_a_personal_head_is_trained_without_noise_beside_the_other",
     "fedprox.mu": LOSS,
     "ditto.lambda": f"{TWO}::test_a_step_of_ditto_by_hand",
     "ditto.personal-epochs": f"{TWO}::test_ditto_without_lambda_is_local_beside_fedavg",

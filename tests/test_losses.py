@@ -47,7 +47,7 @@ class Halted:
         self.client.run_alternating = self._halt  # what trains; everything before it is real
         self.client.train()
 
-    def _halt(self, epochs: int, phases: list[Phase]) -> float:
+    def _halt(self, epochs: int, phases: list[Phase], **_: Any) -> float:
         self.phases = phases
         return 0.0
 

@@ -27,7 +27,7 @@ class Ditto(FloretClient):
         self._shared = self.copy_tensors()
         self.load_tensors(personal)
         self.order.set_state(order)
-        return self.run_epochs(self.parameters.personal_epochs, self.model.parameters())
+        return self.run_epochs(self.parameters.personal_epochs, self.model.parameters(), leaves=False)
 
     def loss(self, batch: Batch) -> Tensor:
         """Return cross entropy of the personal model plus half its squared distance to the received one."""

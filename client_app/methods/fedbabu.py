@@ -28,8 +28,12 @@ class FedBABU(FloretClient):
         self._shared = {name: trained[name] for name in self.shared_names()}
         self.load_tensors(start)
         part = {"model": self.model, "head": self.model.head, "extractor": self.model.extractor}
-        self.run_epochs(self.parameters.fine_tune_epochs, part[self.parameters.fine_tune].parameters())
+        self.run_epochs(self.parameters.fine_tune_epochs, part[self.parameters.fine_tune].parameters(), leaves=False)
         return loss
+
+    def feeding(self) -> list[str]:
+        """Return nothing: the common head is everybody's, and the fine-tuned one is dropped."""
+        return []
 
     def upload(self) -> dict[str, Tensor]:
         """Return the extractor that was trained under the common head."""

@@ -22,6 +22,10 @@ class FedProx(FloretClient):
 
     def loss(self, batch: Batch) -> Tensor:
         """Return cross entropy plus the proximal term."""
+        return super().loss(batch) + self.penalty()
+
+    def penalty(self) -> Tensor:
+        """Return the proximal term."""
         parameters = dict(self.model.named_parameters())
         anchor = [self.received[name] for name in parameters]
-        return super().loss(batch) + proximal_term(list(parameters.values()), anchor, self.parameters.mu)
+        return proximal_term(list(parameters.values()), anchor, self.parameters.mu)

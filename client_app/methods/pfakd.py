@@ -66,3 +66,16 @@ class PFAKD(FloretClient):
         if own.attention_transfer:
             loss = loss + own.attention_weight * attention_loss(maps, self._attended(batch))
         return loss
+
+    def losses(self, batch: Batch) -> Tensor:
+        """Return what ``loss`` is the mean of."""
+        output, maps = self.stages(batch)
+        losses = F.cross_entropy(self.model.head(output), batch.y, reduction="none")
+        own = self.parameters
+        if own.beta:
+            squared = (output.flatten(1) - self._features[batch.index]).square()
+            losses = losses + own.beta * (squared.sum(1) if own.distill_reduction == "sum" else squared.mean(1))
+        if own.attention_transfer:
+            pairs = zip(maps, self._attended(batch), strict=True)
+            losses = losses + own.attention_weight * sum((attention_map(o) - r).square().sum(1) for o, r in pairs)
+        return losses

@@ -5,7 +5,7 @@ from strategies.core.base import ClientResult, FloretStrategy, StrategySetting
 from strategies.core.decentralised import Decentralised, Relay
 from strategies.core.exchange import in_flight, send_and_receive
 from strategies.core.graph import GraphParameters, draw_graph, metropolis_weights
-from strategies.core.method import Method, Network, Setup, keys_of
+from strategies.core.method import Method, Network, Setup
 from strategies.core.post_office import PostOffice
 from strategies.core.replies import Description, ExportReply, RefusedError
 from strategies.core.roster import Client, Roster
@@ -38,7 +38,6 @@ __all__ = [
     "aggregate_of",
     "draw_graph",
     "in_flight",
-    "keys_of",
     "metropolis_weights",
     "send_and_receive",
 ]

@@ -11,17 +11,21 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.errors import ConfigError, FloretError, printable
 from common.filters import Filter, Payload, filtered
 from common.norms import group_of, root_mean_squares
+from common.privacy.calibration import drawn_in_secret
 from common.seeds import numpy_generator
 from common.tensors import NamedArrays
 from common.wire import check_finite, pack, packed_again, payload_bytes, to_record, views
+from models import check_examples
 from strategies.core.aggregate import MakeAggregate, WeightedMean
 from strategies.core.exchange import send_and_receive
 from strategies.core.method import Method, Setup
 from strategies.core.post_office import PostOffice
+from strategies.core.protection import Protection
 from strategies.core.replies import EvaluateReply, OutdatedError, PlanAnswer, TrainReply, discard, notes_in
 from strategies.core.roster import Client, Roster
 from strategies.core.session import Session, Watcher
@@ -106,6 +110,7 @@ class FloretStrategy(Method, Strategy):
         refused: client and reason of each reply that this round went on without.
         notes: client and line of whatever clients reported besides, such as a damaged file.
         watcher: is told who is asked and who has answered, if there is one.
+        protection: what the server does for privacy; None if nothing is protected.
     """
 
     weighted: ClassVar[bool] = True
@@ -132,6 +137,7 @@ class FloretStrategy(Method, Strategy):
         self._silent: set[str] = set()
         self.peers: dict[str, tuple[str, ...]] = {}
         self._record, self._packed = ArrayRecord(), ArrayRecord()
+        self.protection = self._protect() if self.config.privacy.on else None
         self.check()
         self._uplink, self._downlink = self.uplink(self.setup), self.downlink(self.setup)
         self.post = PostOffice(self._uplink, self.config.wire)
@@ -168,6 +174,10 @@ class FloretStrategy(Method, Strategy):
     def sample(self, server_round: int) -> list[Client]:
         """Draw as many clients as are ``wanted``, without replacement, of those that are there; roster order."""
         clients = self.roster.present()
+        if self.protection:
+            clients = self.protection.able(clients)
+            if drawn_in_secret(self.config.privacy):
+                return self.protection.draw(clients, server_round)
         generator = numpy_generator(self.config.seed, "sampling", server_round)
         drawn = generator.choice(len(clients), size=min(self.wanted(clients), len(clients)), replace=False)
         return [clients[place] for place in sorted(drawn)]
@@ -195,12 +205,18 @@ class FloretStrategy(Method, Strategy):
         return {}
 
     def weight(self, samples: int) -> float:
-        """Return the weight of a client with ``samples`` training samples in the aggregate."""
-        return float(samples) if self.weighted else 1.0
+        """Return the weight of a client with ``samples`` training samples in the aggregate.
+
+        All weigh the same where something is protected: the number of samples would tell of them.
+        """
+        return float(samples) if self.weighted and not self.protection else 1.0
 
     def begin_round(self) -> None:
         """Make ready to take in what clients send; called before the first reply of a round."""
-        self._aggregate = self._new_aggregate()
+        if self.protection and self.config.privacy.by_server:
+            self._aggregate = self.protection.mean(self.arrays, len(self.roster.present()), self.round)
+        else:
+            self._aggregate = self._new_aggregate()
 
     def decoded(self, client: Client, arrays: NamedArrays) -> NamedArrays:
         """Return what a client sent as it is measured and aggregated: what it sent, unless it travels in another form.
@@ -268,7 +284,8 @@ class FloretStrategy(Method, Strategy):
         self.begin_round()
         self.post.forget_round()
         self.norms.forget_round()
-        self._held = None if self.norms.known else []
+        # Where updates are clipped and noised, none is judged by the size of others: that would tell of them.
+        self._held = None if self.norms.known or self.protection else []
         for client, message in self.answered(replies):
             try:
                 self._offer(self._read(client, message, server_round))
@@ -279,7 +296,8 @@ class FloretStrategy(Method, Strategy):
             del message
         self._judge_held()
         self.refuse_silent()
-        if len(self.results) < self.config.min_replies:
+        by_server = self.config.privacy.by_server
+        if not by_server and len(self.results) < self.config.min_replies:
             log.warning(
                 "Round %d changes nothing: %d good replies, min-replies = %d",
                 server_round,
@@ -287,6 +305,9 @@ class FloretStrategy(Method, Strategy):
                 self.config.min_replies,
             )
             return None, self._means()
+        if self.protection and by_server:
+            # Also if nobody was drawn: that the model stays as it is would tell of it.
+            self.protection.pay(len(self.roster.present()), server_round)
         self.post.end_round()
         self.norms.end_round()
         self._set_arrays(to_record(self.aggregate()))
@@ -564,7 +585,8 @@ class FloretStrategy(Method, Strategy):
         Raises:
             FloretError: its update is absurd.
         """
-        self.norms.check(reply.sizes, self._floors)
+        if not self.protection:
+            self.norms.check(reply.sizes, self._floors)
         client, payload, tensors = reply.client, reply.payload, reply.payload.tensors
         if self.config.aggregation == "clipped-mean":
             groups = self._trained.intersection(reply.sizes)
@@ -572,7 +594,9 @@ class FloretStrategy(Method, Strategy):
             tensors = clipped(tensors, self.arrays, reply.sizes, usual)
         self.accumulate(client, tensors, self.roster.counted(payload.samples))
         # From here on nothing is refused, so that a refused client leaves nothing behind.
-        if not noted:
+        if self.protection:
+            self.protection.hear(client.name, reply.metrics)
+        elif not noted:
             self.norms.note(reply.sizes)
         if self.relays:
             as_it_came = reply.packed if tensors is payload.tensors else None
@@ -581,6 +605,28 @@ class FloretStrategy(Method, Strategy):
         down = self._asked.pop(client.name)
         peers = self.peers.get(client.name, ())
         self.results[client.name] = ClientResult(client, True, reply.metrics, reply.up, down, peers)
+
+    def _protect(self) -> Protection:
+        """Return what the server does for privacy.
+
+        Raises:
+            ConfigError: the method, the model or another key does not go with it.
+        """
+        config = self.config
+        self.check_protects(config)
+        if config.aggregation != "mean":
+            raise ConfigError(
+                f"aggregation = {config.aggregation!r}: with privacy.unit = {config.privacy.unit!r} only the mean has "
+                "a mechanism; use mean"
+            )
+        if config.privacy.unit == "example":
+            check_examples(self.model, config.model)
+        elif any(isinstance(layer, _BatchNorm) for layer in self.model.modules()) and config.batch_norm == "shared":
+            raise ConfigError(
+                "batch-norm = 'shared': with privacy.unit = 'client' running statistics would be noised, and there is "
+                'no variance below zero; use batch-norm="local"'
+            )
+        return Protection(config, simulated=self.roster.trusted)
 
     def _means(self) -> MetricRecord:
         names = sorted({name for result in self.results.values() for name in result.metrics} - {"num-examples"})

@@ -1,14 +1,15 @@
 """What both halves of a method agree on: its parameters, what travels, where the model is cut, its other networks."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from common.config import RunConfig, key_of, read_keys
+from common.config import RunConfig, read_keys
+from common.errors import ConfigError
 from common.seeds import torch_generator
 from common.tensors import Specs, TensorSpec
 from models import Head, Part, SplitModel, initialise, output_widths, tensor_names
@@ -92,11 +93,32 @@ class Method:
         head: where the model is cut while ``head-layers`` is 0: the head is the ``"last"`` layer, or all the
             ``"linear"`` layers at the end.
         Parameters: a frozen dataclass of the method's own keys, or None.
+        protects: the values of ``privacy.unit`` that it can have: all that leaves a client has a mechanism.
     """
 
     shares: ClassVar[Part] = "model"
     head: ClassVar[Head] = "last"
     Parameters: ClassVar[type | None] = None
+    protects: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def check_protects(cls, config: RunConfig) -> None:
+        """Check that the method can protect what ``privacy.unit`` says.
+
+        Raises:
+            ConfigError: it sends what has no mechanism.
+        """
+        unit = config.privacy.unit
+        if config.privacy.on and unit not in cls.protects:
+            others = " or ".join(f"privacy.unit = {name!r}" for name in sorted(cls.protects)) or "no privacy.unit"
+            raise ConfigError(
+                f"privacy.unit = {unit!r}: {config.method} sends what has no mechanism for it; it can have {others}"
+            )
+
+    @classmethod
+    def passes(cls, config: RunConfig, parameters: Any) -> int:
+        """Return how often a round goes through the training data with what leaves a client; for ``protects``."""
+        return config.local_epochs
 
     @classmethod
     def networks(cls, setup: Setup) -> dict[str, Network]:
@@ -134,11 +156,6 @@ class Method:
             ConfigError: a key is missing or has a value that cannot be used.
         """
         return read_keys(cls.Parameters, values, f"{method}.") if cls.Parameters else None
-
-
-def keys_of(parameters: Any) -> dict[str, Any]:
-    """Return a method's own parameters by key, without the method's name."""
-    return {key_of(item.name): getattr(parameters, item.name) for item in fields(parameters)} if parameters else {}
 
 
 def specs_of(module: nn.Module, names: list[str], prefix: str = "") -> dict[str, TensorSpec]:

@@ -20,6 +20,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from common.config import folder_name
 from common.errors import FloretError, printable
 from common.flower import UNREADABLE
+from common.privacy.accounting import LARGEST_EPSILON
 from common.proof import PROOF, check
 from common.tensors import NamedArrays, Specs
 from common.wire import Record, empty, find_record, from_record, payload_bytes, unpack
@@ -99,7 +100,8 @@ class EvaluateReply:
 
     Attributes:
         metrics: ``num-examples``; and if they were sent ``loss``, finite; of the ``ACCURACIES``, in [0, 1], those on
-            splits of which it has samples; ``seconds``, not negative.
+            splits of which it has samples; ``seconds``, not negative; ``epsilon``, spent on privacy, and
+            ``epsilon-next``, what it would be after another round.
     """
 
     metrics: dict[str, float]
@@ -355,6 +357,9 @@ def _metrics(content: RecordDict, client: Client, declared: int, split: str) -> 
                 raise OutdatedError(f"metric {name} is there, the client declared no {of} samples when it joined")
     if "loss" in record:
         metrics["loss"] = number("metric loss", record["loss"], -LARGEST_LOSS, LARGEST_LOSS)
+    for name in ("epsilon", "epsilon-next"):
+        if name in record:
+            metrics[name] = number(f"metric {name}", record[name], 0, LARGEST_EPSILON)
     if "seconds" in record:
         metrics["seconds"] = number("metric seconds", record["seconds"], 0, MOST_SECONDS)
     metrics["num-examples"] = samples

@@ -45,7 +45,7 @@ class Roster:
     """
 
     def __init__(self, *, trusted: bool = False) -> None:
-        self._trusted = trusted
+        self.trusted = trusted
         self._most = 0  # cached like ``_ordered``
         self._clients: dict[str, Client] = {}
         self._names: dict[int, str] = {}
@@ -70,7 +70,7 @@ class Roster:
 
     def counted(self, samples: int) -> int:
         """Return what a client's number of training samples counts for: ``MOST_TIMES`` the median at most."""
-        if self._trusted:
+        if self.trusted:
             return samples
         if not self._most:
             self._most = int(MOST_TIMES * median(client.train for client in self._clients.values()))

@@ -1,0 +1,98 @@
+"""What releases cost: epsilon of a composition of sampled Gaussian mechanisms, by Opacus's accountants.
+
+Two data sets are neighbours if one has an example, or a client, more than the other.
+"""
+
+import math
+import warnings
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from common.extras import require
+
+# Beyond it a target says nothing.
+LARGEST_EPSILON = 1e4
+# How near to the target noise is calibrated: its epsilon is at most the target.
+_PRECISION = 1e-3
+_MOST_LOG_NOISE = 10.0
+
+
+class Release(NamedTuple):
+    """So many times something was released: a sum of vectors of norm at most C over a sample of the data, each item in
+    it with probability ``rate``, plus normal noise of standard deviation ``noise`` C in every value.
+    """
+
+    noise: float
+    rate: float
+    steps: int
+
+
+def composed(releases: Iterable[Release]) -> tuple[Release, ...]:
+    """Return the same releases in order of noise and rate, those of the same kind as one."""
+    steps: dict[tuple[float, float], int] = {}
+    for release in releases:
+        kind = (release.noise, release.rate)
+        steps[kind] = steps.get(kind, 0) + release.steps
+    return tuple(Release(*kind, count) for kind, count in sorted(steps.items()) if count)
+
+
+def epsilon_of(releases: Iterable[Release], delta: float, accountant: str = "rdp") -> float:
+    """Return the epsilon of all ``releases`` together at ``delta``; 0 for none, infinity for one without noise.
+
+    Args:
+        releases: in any order.
+        delta: above 0 and below 1.
+        accountant: ``"rdp"``, Renyi divergences (Mironov et al. 2019); or ``"prv"``, which is tighter and slower:
+            privacy loss random variables (Gopi et al. 2021), the upper end of their interval.
+
+    Raises:
+        FloretError: the extra ``privacy`` is not installed.
+    """
+    return _epsilon_of(composed(releases), delta, accountant)
+
+
+@lru_cache(maxsize=4096)
+def _epsilon_of(releases: Sequence[Release], delta: float, accountant: str) -> float:
+    if not releases:
+        return 0.0
+    if any(not release.noise for release in releases):
+        return math.inf
+    require("opacus", "privacy", "privacy.unit")
+    from opacus.accountants import PRVAccountant, RDPAccountant
+
+    made = PRVAccountant() if accountant == "prv" else RDPAccountant()
+    made.history = [tuple(release) for release in releases]
+    # They tell of orders at the end of their range, and divide by zero on the way to a right result.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return float(made.get_epsilon(delta=delta))
+
+
+@lru_cache(maxsize=256)
+def calibrated(
+    epsilon: float, delta: float, rate: float, steps: int, accountant: str = "rdp", beside: tuple[Release, ...] = ()
+) -> float:
+    """Return the least noise with which ``steps`` releases of ``rate``, and those ``beside`` them, cost ``epsilon``.
+
+    It is the least to a thousandth, and what it costs is at most ``epsilon``; infinity if no noise is enough.
+    """
+
+    require("opacus", "privacy", "privacy.unit")
+    from scipy.optimize import brentq
+
+    def above(log_noise: float) -> float:
+        cost = epsilon_of((Release(math.exp(log_noise), rate, steps), *beside), delta, accountant)
+        return math.log(max(cost, 1e-9)) - math.log(epsilon)
+
+    low, high = -1.0, 1.0
+    while above(high) > 0:
+        high += 1.0
+        if high > _MOST_LOG_NOISE:
+            return math.inf
+    while above(low) < 0:
+        low -= 1.0
+    found = float(brentq(above, low, high, xtol=_PRECISION / 2))
+    while above(found) > 0:
+        found += _PRECISION / 2
+    return math.exp(found)

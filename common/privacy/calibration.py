@@ -1,0 +1,45 @@
+"""The noise of a run, from its config: both halves compute the same."""
+
+import math
+
+from common.config import Privacy, RunConfig
+from common.errors import ConfigError
+from common.privacy.accounting import Release, calibrated
+
+
+def drawn_in_secret(privacy: Privacy) -> bool:
+    """Return whether nobody but the server knows whom it draws, each client with the same probability."""
+    return privacy.by_server and privacy.sampling == "poisson"
+
+
+def rate_of_clients(config: RunConfig) -> float:
+    """Return the probability of a client to be in a round that amplifies its privacy; 1 where nothing does."""
+    return config.participation if drawn_in_secret(config.privacy) else 1.0
+
+
+def noise_of_clients(config: RunConfig) -> float:
+    """Return the noise with which whole clients are protected in every round; errors as of ``calibrated_noise``."""
+    return calibrated_noise(config, rate_of_clients(config), config.rounds)
+
+
+def calibrated_noise(config: RunConfig, rate: float, steps: int, *beside: Release) -> float:
+    """Return ``privacy.noise``, or if that is 0 the noise with which a whole run costs ``privacy.epsilon``.
+
+    Args:
+        config: of the run.
+        rate, steps: as of ``Release``.
+        beside: what the run releases besides.
+
+    Raises:
+        ConfigError: no noise is enough for the target.
+    """
+    privacy = config.privacy
+    if privacy.noise:
+        return privacy.noise
+    noise = calibrated(privacy.epsilon, privacy.delta, rate, steps, privacy.accountant, beside)
+    if math.isinf(noise):
+        raise ConfigError(
+            f"privacy.epsilon = {privacy.epsilon:g}: no noise is enough for it in {config.rounds} rounds; take "
+            "a larger one, or fewer rounds"
+        )
+    return noise

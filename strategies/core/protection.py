@@ -1,0 +1,179 @@
+"""Differential privacy on the server's side: whom it draws, the noise of its sums, and what the run has spent."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from common.config import RunConfig
+from common.names import without_prefix
+from common.privacy.accounting import LARGEST_EPSILON, Release, epsilon_of
+from common.privacy.calibration import noise_of_clients, rate_of_clients
+from common.privacy.ledger import Ledger, Line
+from common.privacy.noise import Noise, clipped, norm_of
+from common.tensors import NamedArrays
+from strategies.core.roster import Client
+from strategies.core.session import Session
+
+# How fast the bound follows the wanted quantile, and how much noise the number of clients below it gets: a twentieth
+# of those expected (Andrew et al. 2021, section 3.1), but never so little that nothing is left for the sum.
+_PACE, _SHARE_NOISE = 0.2, 1 / 20
+# In a checkpoint.
+_TOLD, _BOUND = "told.", "bound"
+
+
+class PrivateMean:
+    """The mean of what clients send, from clipped updates and noise, over the expected number of clients.
+
+    Args:
+        before: what the updates are to.
+        bound: what the norm of a client's whole update is clipped to.
+        deviation: of the noise in each value of the sum.
+        expected: the number of clients that the mean is over, drawn or not.
+        noise: its source.
+    """
+
+    def __init__(self, before: NamedArrays, bound: float, deviation: float, expected: float, noise: Noise) -> None:
+        self._before, self._bound, self._deviation, self._expected = before, bound, deviation, expected
+        self._noise = noise
+        self._sums = {name: np.zeros(array.shape) for name, array in before.items()}
+        self.below = 0
+
+    def add(self, arrays: Mapping[str, np.ndarray], weight: float) -> None:
+        """Take in the tensors of one client; all clients weigh the same."""
+        update = {name: array.astype(np.float64) - self._before[name] for name, array in arrays.items()}
+        self.below += norm_of(update) <= self._bound
+        for name, array in clipped(update, self._bound).items():
+            self._sums[name] += array
+
+    def result(self) -> NamedArrays:
+        """Return the global tensors moved by the noised mean; all of them, whoever was drawn."""
+        moved = {}
+        for name, total in self._sums.items():
+            noised = total + self._noise.once(total.shape, self._deviation)
+            moved[name] = (self._before[name] + noised / self._expected).astype(self._before[name].dtype)
+        return moved
+
+
+class Protection:
+    """What the server does for privacy in a run.
+
+    Where it adds the noise it keeps the account: every round costs every client the same, drawn or not. Elsewhere each
+    client keeps its own and says what it has spent.
+
+    Args:
+        config: of the run.
+        simulated: draws and noise follow from the run's seed; else nobody can predict them.
+    """
+
+    def __init__(self, config: RunConfig, *, simulated: bool) -> None:
+        self.config, self.keys = config, config.privacy
+        self._simulated = simulated
+        self._bound = self.keys.clip
+        # By client: what it has spent, and what it would have after another round.
+        self._told: dict[str, tuple[float, float]] = {}
+        self._account: list[Release] = []
+        self._note: Callable[[int, Release], None] = lambda server_round, release: None
+        self._mean: PrivateMean | None = None
+
+    def keep(self, ledger: Ledger, session: Session) -> None:
+        """Keep the account in a file of the run's directory, and go on from what it has."""
+        self._account = [line.release for line in ledger.lines()]
+        config = self.config
+
+        def note(server_round: int, release: Release) -> None:
+            with ledger.open() as opened:
+                opened.add(
+                    Line(
+                        run=session.lineage,
+                        attempt=len(session.resumed),
+                        federation=config.federation,
+                        method=config.method,
+                        round=server_round,
+                        unit=self.keys.unit,
+                        by_server=True,
+                        **release._asdict(),
+                    )
+                )
+
+        self._note = note
+
+    def draw(self, clients: list[Client], server_round: int) -> list[Client]:
+        """Return those of the ``clients`` that are drawn, each with probability ``participation``, perhaps none."""
+        draws = self._source("draw", server_round).generator.random(len(clients))
+        return [client for client, draw in zip(clients, draws, strict=True) if draw < self.config.participation]
+
+    def able(self, clients: list[Client]) -> list[Client]:
+        """Return those of the ``clients`` that have enough left for another round."""
+        return [client for client in clients if not self._exhausted(client.name)]
+
+    def over(self, clients: Iterable[Client]) -> bool:
+        """Return whether another round is more than is left to any of the ``clients``."""
+        if not self.keys.epsilon:
+            return False
+        if self.keys.by_server:
+            return self._cost([*self._account, self._release()]) > self.keys.epsilon
+        names = [client.name for client in clients]
+        return bool(names) and all(map(self._exhausted, names))
+
+    def mean(self, before: NamedArrays, clients: int, server_round: int) -> PrivateMean:
+        """Return the aggregate of a round in which each of so many ``clients`` can be drawn."""
+        noise, expected = noise_of_clients(self.config), self._expected(clients)
+        if self.keys.clip_quantile:
+            # The share of clients below the bound is released, too; together they cost what the sum alone would.
+            noise = (noise**-2 - (2 * self._share_noise(expected)) ** -2) ** -0.5
+        self._mean = PrivateMean(before, self._bound, noise * self._bound, expected, self._source("sum", server_round))
+        return self._mean
+
+    def pay(self, clients: int, server_round: int) -> None:
+        """Count a round before its sum is released; then the bound follows the sizes of updates, if it does.
+
+        Andrew et al. 2021, algorithm 1.
+        """
+        self._account.append(self._release())
+        self._note(server_round, self._release())
+        if self.keys.clip_quantile and self._mean is not None:
+            expected = self._expected(clients)
+            noise = float(self._source("share", server_round).once((), self._share_noise(expected)))
+            share = (self._mean.below + noise) / expected
+            self._bound *= math.exp(-_PACE * (share - self.keys.clip_quantile))
+
+    def hear(self, client: str, metrics: Mapping[str, float]) -> None:
+        """Take down what a client says that it has spent."""
+        if "epsilon" in metrics:
+            self._told[client] = (metrics["epsilon"], metrics.get("epsilon-next", math.inf))
+
+    @property
+    def epsilon(self) -> float | None:
+        """What the client that has spent most has spent; None before anybody has."""
+        if self.keys.by_server:
+            return self._cost(self._account) if self._account else None
+        return max((spent for spent, _ in self._told.values()), default=None)
+
+    def state_dict(self) -> NamedArrays:
+        """Return what a checkpoint has to keep."""
+        told = {_TOLD + client: np.array(said) for client, said in self._told.items()}
+        return {_BOUND: np.array([self._bound]), **told}
+
+    def load_state_dict(self, arrays: NamedArrays) -> None:
+        """Take back what ``state_dict`` returned."""
+        self._bound = float(arrays[_BOUND][0])
+        self._told = {client: (said[0], said[1]) for client, said in without_prefix(arrays, _TOLD).items()}
+
+    def _source(self, purpose: str, server_round: int) -> Noise:
+        return Noise.of(self.config.seed, purpose, server_round) if self._simulated else Noise.secret()
+
+    def _exhausted(self, client: str) -> bool:
+        return bool(self.keys.epsilon) and self._told.get(client, (0.0, 0.0))[1] > self.keys.epsilon
+
+    def _release(self) -> Release:
+        return Release(noise_of_clients(self.config), rate_of_clients(self.config), 1)
+
+    def _cost(self, releases: list[Release]) -> float:
+        return min(epsilon_of(releases, self.keys.delta, self.keys.accountant), LARGEST_EPSILON)
+
+    def _expected(self, clients: int) -> float:
+        return max(self.config.participation * clients, 1.0)
+
+    def _share_noise(self, expected: float) -> float:
+        return max(expected * _SHARE_NOISE, noise_of_clients(self.config))
