@@ -214,12 +214,11 @@ def test_a_personal_head_is_trained_without_noise_beside_the_other(tmp_path: Pat
 
 def test_the_delta_and_the_accountant_of_the_keys_are_those_of_the_figures(tmp_path: Path) -> None:
     keys: dict[str, Any] = {**CLIENT, "method": "fedper", "privacy__noise": 3.0, "privacy__epsilon": 0.0, "rounds": 1}
-    for more in ({}, {"privacy__delta": 1e-3}, {"privacy__accountant": "prv"}):
+    others: list[dict[str, Any]] = [{}, {"privacy__delta": 1e-3}, {"privacy__accountant": "prv"}]
+    for more in others:
         spent = federate(tmp_path / "runs", 1, **keys, **more).summary["epsilon"]
-        wanted = epsilon_of(
-            [Release(3.0, 1.0, 1)], more.get("privacy__delta", 1e-5), more.get("privacy__accountant", "rdp")
-        )
-        assert spent == wanted
+        said = [more.get(f"privacy__{key}", usual) for key, usual in (("delta", 1e-5), ("accountant", "rdp"))]
+        assert spent == epsilon_of([Release(3.0, 1.0, 1)], *said)
 
 
 def test_a_message_that_comes_twice_has_other_noise(tmp_path: Path) -> None:
