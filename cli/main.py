@@ -10,6 +10,7 @@ from cli.fit import fit
 from cli.listing import list_names
 from cli.node import node
 from cli.policy import policy
+from cli.privacy import privacy
 from cli.rank import rank
 from cli.report import report
 from cli.reproduce import reproduce
@@ -54,6 +55,7 @@ floret.add_command(list_names)
 floret.add_command(node)
 floret.add_command(policy)
 floret.add_command(predict)
+floret.add_command(privacy)
 floret.add_command(rank)
 floret.add_command(report)
 floret.add_command(reproduce)

@@ -144,7 +144,9 @@ class Request:
         if "data-dir" in node:
             cache, cut = self.state_dir / ".cache" / self.name, None
             if self.policy and self.own_seed is not None:
-                cut = Cut(self.policy.validation_fraction, self.own_seed, self.name, self.policy.max_samples)
+                # Which examples are left to train on must not depend on how many there are.
+                part = 0.0 if config.privacy.on else self.policy.validation_fraction
+                cut = Cut(part, self.own_seed, self.name, self.policy.max_samples)
             return load_own(Path(config.data_dir).expanduser(), config, self.name, cache, cut)
         raise FloretError("the node config names no data: it needs data-dir, or partition-id and num-partitions")
 

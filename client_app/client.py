@@ -652,6 +652,12 @@ class FloretClient(NumPyClient):
         round: a head without noise would carry the examples into the gradients of the extractor.
         """
         check_examples(self.model, self.config.model)
+        # What did not come would be the client's own, perhaps of a run that protected nothing.
+        lacking = set(self.shared_names()) - self.received.keys()
+        if lacking:
+            raise FloretError(
+                f"the server sent no {min(lacking)}; with privacy.unit = 'example' it must send all of them"
+            )
         tensors, names = self._agreed.tensors, self.feeding()
         personal = {name: tensors[name].clone() for name in names}
         first = self.initial_model().state_dict()
@@ -668,6 +674,9 @@ class FloretClient(NumPyClient):
                 return F.cross_entropy(self.model.head(features(batch)[0]), batch.y)
 
             self.run_epochs(epochs, self.model.head.parameters(), head_loss, leaves=False)
+            if not all(torch.isfinite(tensors[name]).all() for name in names):
+                # The client goes on without it: an error would tell the server of its data.
+                self.load_tensors({name: self._kept[FEEDS + name] for name in names})
         return loss
 
     def _run_protected(

@@ -156,6 +156,9 @@ class Policy:
             raise _refused("privacy", self.privacy, f"privacy.unit = {unit!r}")
         if self.max_epsilon and unit == "none":
             raise _refused("max-epsilon", f"{self.max_epsilon:g}", "privacy.unit = 'none'")
+        if config.privacy.on and self.max_samples:
+            # One example more would be in the place of another, which the accountant does not know of.
+            raise _refused("max-samples", self.max_samples, f"privacy.unit = {unit!r} needs all of the data")
         if config.privacy.by_server and not self.noise_by_server:
             raise _refused("noise-by-server", "false", "privacy.where = 'server'")
 
@@ -182,7 +185,11 @@ class Policy:
         """
         samples = len(data.train)
         if samples < self.min_samples:
-            raise _refused("min-samples", self.min_samples, f"there are {samples} training samples")
+            count = "fewer" if config.privacy.on else f"{samples}"
+            raise _refused("min-samples", self.min_samples, f"there are {count} training samples")
+        if config.privacy.on:
+            # What leaves is noised, and a refusal would tell of the number.
+            return
         steps = config.local_epochs * math.ceil(samples / config.batch_size)
         if steps < self.min_steps:
             said = f"local-epochs = {config.local_epochs}, batch-size = {config.batch_size}"

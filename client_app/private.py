@@ -274,5 +274,5 @@ def check_protected(config: RunConfig, method: type[Method], data: ClientData) -
     if data.num_classes > config.num_classes:
         raise ConfigError(
             f"num-classes = {config.num_classes}: with privacy.unit = {privacy.unit!r} no client tells its classes; "
-            f"the run config must have their number, here at least {data.num_classes}"
+            "the run config must have a number that is enough for all, and here it is not"
         )

@@ -154,7 +154,7 @@ class Privacy:
     epsilon: float = between(0)
     delta: float = between(0, 0.1, above=True)
     noise: float = between(0)
-    clip: float = between(0, above=True)
+    clip: float = between(1e-6, 1e6)
     clip_quantile: float = between(0, 0.99)
     sampling: str = choice("poisson", "fixed")
     accountant: str = choice("rdp", "prv")

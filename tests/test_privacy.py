@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from click.testing import CliRunner
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from cli.main import floret
 from client_app.app import Request
 from client_app.batches import Batch
 from client_app.client import FEEDS, MEMORY, MODEL, FloretClient
@@ -615,6 +617,23 @@ def test_a_run_with_noise_by_the_server_is_paid_in_advance(tmp_path: Path) -> No
     keys |= {"privacy__sampling": "fixed", "federation": "b"}
     assert ask([])[2:] == [Release(2.0, 1.0, 1)]
     assert ask([])[2:] == [Release(2.0, 1.0, 1)] * 2
+
+
+def test_the_command_shows_what_was_spent(tmp_path: Path) -> None:
+    site, runner = Site(tmp_path), CliRunner()
+    asked = ["privacy", "--state-dir", str(tmp_path / "state")]
+    assert "no client has spent anything yet" in str(runner.invoke(floret, asked).exception)
+    keys: dict[str, Any] = {**PROTECTED, "privacy__unit": "client", "privacy__noise": 3.0}
+    site.ask("train", shared(initial()), **keys)
+    site.ask("train", shared(initial()), **PROTECTED, privacy__noise=3.0)
+    ledger = [line.release for line in Ledger.of(tmp_path / "state", "site").lines()]
+    done = runner.invoke(floret, [*asked, "--lines"])
+    assert (
+        f"an example has spent epsilon {epsilon_of(ledger, 1e-5):.4g}, of runs that protect the client " in done.output
+    )
+    assert f"{epsilon_of(ledger[:1], 1e-5):.4g} at delta 1e-05; 3 lines, 1 runs" in done.output
+    assert "fedper: client, noise 3 by the node, rate 1, 1 steps" in done.output
+    assert "no ledger in" in str(runner.invoke(floret, [*asked, "--client-name", "other"]).exception)
 
 
 @pytest.mark.parametrize(

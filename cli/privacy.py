@@ -1,0 +1,48 @@
+"""``floret privacy``: what the clients of a device have spent."""
+
+from pathlib import Path
+
+import click
+
+from common.home import floret_home
+
+
+@click.command()
+@click.option("--client-name", help="Of this client only.")
+@click.option("--state-dir", type=click.Path(path_type=Path), help="As of floret node. [default: ~/.floret/state]")
+@click.option("--delta", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=1e-5, show_default=True)
+@click.option("--lines", is_flag=True, help="Every line of the ledgers.")
+def privacy(client_name: str | None, state_dir: Path | None, delta: float, lines: bool) -> None:
+    """Show what the clients of this device have spent on differential privacy, over all their runs.
+
+    Also while a node is running. What protects a whole client protects each of its examples as well, so the epsilon of
+    an example counts both kinds of runs, and that of the client only the runs that protect it.
+    """
+    from common.errors import FloretError
+    from common.privacy.accounting import epsilon_of
+    from common.privacy.ledger import FOLDER, Ledger
+
+    folder = (state_dir or floret_home() / "state") / FOLDER
+    names = sorted(path.stem for path in folder.glob("*.jsonl"))
+    if client_name is not None and client_name not in names:
+        raise FloretError(
+            f"--client-name {client_name!r}: no ledger in {folder}; there is {', '.join(names) or 'none'}"
+        )
+    if not names:
+        raise FloretError(f"{folder}: no client has spent anything yet; see --state-dir")
+    for name in names if client_name is None else [client_name]:
+        found = Ledger(folder / f"{name}.jsonl").lines()
+        all_, whole = [line.release for line in found], [line.release for line in found if line.unit == "client"]
+        runs = len({line.run for line in found})
+        spent = f"an example has spent epsilon {epsilon_of(all_, delta):.4g}"
+        if whole:
+            spent += f", of runs that protect the client {epsilon_of(whole, delta):.4g}"
+        click.echo(f"client {name}: {spent} at delta {delta:g}; {len(found)} lines, {runs} runs")
+        if lines:
+            for line in found:
+                by = "server" if line.by_server else "node"
+                click.echo(
+                    f"  run {line.run} attempt {line.attempt} round {line.round}, federation {line.federation}, "
+                    f"{line.method}: {line.unit}, noise {line.noise:.4g} by the {by}, rate {line.rate:.4g}, "
+                    f"{line.steps} steps"
+                )
