@@ -15,6 +15,7 @@ from client_app.inventory import size_of_states, states_of
 from client_app.private import Budget
 from common.config import RunConfig, between, check_known, choice, folder_name, key_of, keys_of, one_of, read_keys
 from common.errors import ConfigError, FloretError
+from common.extras import require
 from common.filters import Payload
 from common.norms import group_of
 from common.registry import load_class
@@ -132,6 +133,15 @@ class Policy:
         return {key_of(item.name): getattr(self, item.name) for item in fields(self)}
 
     # What may happen
+
+    def check_installed(self) -> None:
+        """Check that this node has what the policy demands.
+
+        Raises:
+            FloretError: differential privacy is demanded, and its extra is not installed.
+        """
+        if self.max_epsilon or not {ALL, "none"} & set(self.privacy):
+            require("opacus", "privacy", "a policy with max-epsilon or privacy")
 
     def check_run(self, config: RunConfig, parameters: Any) -> None:
         """Check what a run config says; ``parameters`` are the method's own.

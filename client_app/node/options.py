@@ -8,9 +8,10 @@ from typing import IO
 
 from common.config import folder_name
 from common.durable import claim_client
-from common.errors import FloretError
+from common.errors import ConfigError, FloretError
 from common.extras import require
 from common.proof import load_key
+from common.yamlfile import read_yaml
 
 log = logging.getLogger("flwr")
 
@@ -97,6 +98,14 @@ class NodeOptions:
             if value is not None:
                 config[key] = value
         return config
+
+    def demands_privacy(self) -> bool:
+        """Return whether the policy has a key of differential privacy; whether it can be used is checked elsewhere."""
+        try:
+            content = read_yaml(self.policy, f"policy {self.policy}") if self.policy else {}
+        except ConfigError:
+            return False
+        return isinstance(content, dict) and bool({"privacy", "max-epsilon"} & content.keys())
 
     def claim(self) -> IO[bytes]:
         """Lock this client's states against other nodes until the returned file is closed.

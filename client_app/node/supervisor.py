@@ -35,7 +35,7 @@ class Node:
     def __init__(self, options: NodeOptions) -> None:
         self.options = options
         self._stop = threading.Event()
-        self._warm = Warm(datasets=options.partition is not None)
+        self._warm = Warm(datasets=options.partition is not None, privacy=options.demands_privacy())
         self._key = load_key(options.key) if options.key else None
         self._supernode: subprocess.Popen[bytes] | None = None
 

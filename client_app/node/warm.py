@@ -26,11 +26,13 @@ class Warm:
 
     Args:
         datasets: import what the readers of named datasets and the partitioners need, too.
+        privacy: import what differential privacy needs, too; it takes some seconds.
     """
 
-    def __init__(self, *, datasets: bool) -> None:
+    def __init__(self, *, datasets: bool, privacy: bool = False) -> None:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         extra = ["flwr_datasets.partitioner", "torchvision.datasets"] if datasets else []
+        extra += ["client_app.clipping", "opacus.accountants", "scipy.optimize"] if privacy else []
         self._context.set_forkserver_preload(["client_app.node.work", *extra])
         self._running = False
 

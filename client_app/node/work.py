@@ -74,7 +74,7 @@ def check(connection: Connection, data_dir: str, device: str, policy: str) -> No
         device_of(device)
         option = "--policy"
         if policy:
-            Policy.read(Path(policy))
+            Policy.read(Path(policy)).check_installed()
     except FloretError as error:
         wrong = f"{option}: {error}"
     connection.send_bytes(wrong.encode())
