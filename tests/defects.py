@@ -41,6 +41,7 @@ STATE, RESUME, REPLIES, AGGREGATION = (
     f"tests/test_{name}.py" for name in ("state", "resume", "replies", "aggregation")
 )
 DATA, CONFIG, POLICY, HISTORY = (f"tests/test_{name}.py" for name in ("data", "config", "policy", "history"))
+PRIVATE = "tests/test_privacy.py"
 FORMULAS, NAMES, REPORT, REHEARSAL, ENGINE = (
     f"tests/test_{name}.py" for name in ("formulas", "names", "report", "rehearsal", "engine")
 )
@@ -1731,6 +1732,231 @@ DEFECTS: list[Defect] = [
             "        self._moments = arrays\n",
             "        pass\n",
             f"{CRITICAL}::test_moments_of_the_generator_survive",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "client_app/client.py",
+        (
+            "the head without noise is trained on",
+            "self.load_tensors({name: self._kept.get(FEEDS + name, first[name]).to(self.device) for name in names})",
+            "pass",
+            f"{PRIVATE}::test_what_leaves_does_not_depend_on_the_head_that_is_trained_without_noise",
+        ),
+        (
+            "a protected client tells what it measured",
+            "samples, measured = 1, {}",
+            "samples = 1",
+            f"{PRIVATE}::test_what_a_protected_client_measures_stays_with_it",
+        ),
+        (
+            "a protected client tells how many samples it has",
+            "samples, measured = 1, {}",
+            "measured = {}",
+            f"{PRIVATE}::test_what_a_protected_client_measures_stays_with_it",
+        ),
+        (
+            "every message has the same noise",
+            "Noise.secret())",
+            "Noise.of(config.seed, setting.name, self.message['round']))",
+            f"{PRIVATE}::test_a_message_that_comes_twice_has_other_noise",
+        ),
+        (
+            "tensors that did not come are the client's own",
+            "lacking = set(self.shared_names()) - self.received.keys()",
+            "lacking = set[str]()",
+            f"{PRIVATE}::test_a_server_that_leaves_a_tensor_out_is_refused",
+        ),
+        (
+            "the personal head is trained with noise",
+            "self.run_epochs(epochs, self.model.head.parameters(), head_loss, leaves=False)",
+            "self.run_epochs(epochs, self.model.head.parameters(), head_loss)",
+            f"{PRIVATE}::test_a_personal_head_is_trained_without_noise_beside_the_other",
+        ),
+        (
+            "the penalty is left out where examples are protected",
+            "        penalty = self.penalty()\n",
+            "        penalty = None\n",
+            f"{PRIVATE}::test_a_step_on_protected_examples_by_hand",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "client_app/clipping.py",
+        (
+            "Opacus unfolds images that lie channels last",
+            "return [part.contiguous() for part in activations], backprops",
+            "return activations, backprops",
+            f"{PRIVATE}::test_the_sum_of_clipped_gradients_is_that_of_autograd",
+        ),
+        (
+            "gradients of examples are not clipped",
+            ".clamp(max=1.0)",
+            ".clamp(min=1.0)",
+            f"{PRIVATE}::test_the_sum_of_clipped_gradients_is_that_of_autograd",
+        ),
+        (
+            "an example without a finite gradient spoils the sum",
+            "if fine.all():",
+            "if True:",
+            f"{PRIVATE}::test_an_example_without_a_finite_gradient_counts_as_zero",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "client_app/private.py",
+        (
+            "a batch is always of the same size",
+            "[np.flatnonzero(draws.random(samples) < 1 / self._plan.steps) for _ in range(self._plan.steps)]",
+            "np.array_split(draws.permutation(samples), self._plan.steps)",
+            f"{PRIVATE}::test_examples_are_drawn_each_with_the_same_probability",
+        ),
+        (
+            "noise is that of a bound of 1",
+            "self._plan.noise * self.keys.clip))",
+            "self._plan.noise))",
+            f"{PRIVATE}::test_a_step_on_protected_examples_by_hand",
+        ),
+        (
+            "more passes than were paid for",
+            "if self._steps > self._passes * self._plan.steps:",
+            "if False:",
+            f"{PRIVATE}::test_examples_are_drawn_each_with_the_same_probability",
+        ),
+        (
+            "the number of examples is not noised",
+            "count = samples + float(self.noise.once((), COUNT.noise))",
+            "count = float(samples)",
+            f"{PRIVATE}::test_the_number_of_examples_is_noised_once_a_run_and_paid_for",
+        ),
+        (
+            "the number of examples is free",
+            "            releases.append(COUNT)\n",
+            "",
+            f"{PRIVATE}::test_the_number_of_examples_is_noised_once_a_run_and_paid_for",
+        ),
+        (
+            "an update leaves without noise",
+            "        if not self.keys.by_server:\n            deviation",
+            "        if self.keys.by_server:\n            deviation",
+            f"{PRIVATE}::test_a_whole_update_is_clipped_and_noised",
+        ),
+        (
+            "a node's budget is that of a run",
+            "before = [line.release for line in ledger.lines if self._counts(line)]",
+            "before = [line.release for line in ledger.lines if line.run == self._line.run]",
+            f"{PRIVATE}::test_a_node_stops_at_its_own_budget_whatever_the_server_says",
+        ),
+        (
+            "a resumed server makes rounds again for nothing",
+            "here = (self._line.run, self._line.attempt)",
+            "here = (self._line.run, 0)",
+            f"{PRIVATE}::test_a_run_with_noise_by_the_server_is_paid_in_advance",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "strategies/core/protection.py",
+        (
+            "the sum is divided by those who came",
+            "noised / self._expected)",
+            "noised / max(self.below, 1))",
+            f"{PRIVATE}::test_the_noised_mean_by_hand",
+        ),
+        (
+            "nobody can predict a simulation's draws",
+            "if self._simulated else Noise.secret()",
+            "if False else Noise.secret()",
+            f"{PRIVATE}::test_each_client_is_drawn_with_the_probability_that_is_accounted_for",
+        ),
+        (
+            "the share below the bound is free",
+            "noise = (noise**-2 - (2 * self._share_noise(expected)) ** -2) ** -0.5",
+            "pass",
+            f"{PRIVATE}::test_the_bound_follows_the_quantile",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "strategies/core/base.py",
+        (
+            "samples weigh where clients are protected",
+            "return float(samples) if self.weighted and not self.protection else 1.0",
+            "return float(samples) if self.weighted else 1.0",
+            f"{PRIVATE}::test_all_clients_weigh_the_same_where_something_is_protected",
+        ),
+        (
+            "a round in which nobody was drawn says so",
+            "if not by_server and len(self.results) < self.config.min_replies:",
+            "if len(self.results) < self.config.min_replies:",
+            f"{PRIVATE}::test_in_a_round_in_which_nobody_is_drawn_noise_is_released",
+        ),
+        (
+            "updates are judged by those of others where clients are protected",
+            "        if not self.protection:\n            self.norms.check",
+            "        if True:\n            self.norms.check",
+            f"{PRIVATE}::test_no_client_is_refused_for_what_others_sent",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "common/privacy/ledger.py",
+        (
+            "a ledger that was cut short is taken",
+            "not len(found) - 1 <= count <= len(found)",
+            "not len(found) - 1 <= count",
+            f"{PRIVATE}::test_a_ledger_that_was_changed_is_found_out",
+        ),
+        (
+            "a line that was changed is taken",
+            "right = said.pop(_BEFORE) == before",
+            "right = bool(said.pop(_BEFORE))",
+            f"{PRIVATE}::test_a_ledger_that_was_changed_is_found_out",
+        ),
+        (
+            "what a crash left of a line stays",
+            'file.truncate(self._path.read_bytes().rfind(b"\\n") + 1)',
+            "pass",
+            f"{PRIVATE}::test_what_a_crash_left_of_a_line_is_cut_off_and_a_whole_line_counts",
+        ),
+        (
+            "two processes write a ledger at a time",
+            "fcntl.flock(lock, fcntl.LOCK_EX)",
+            "fcntl.flock(lock, fcntl.LOCK_SH)",
+            f"{PRIVATE}::test_two_processes_with_one_ledger_lose_no_line",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "common/privacy/accounting.py",
+        (
+            "releases of one kind are counted once",
+            "steps[kind] = steps.get(kind, 0) + release.steps",
+            "steps[kind] = release.steps",
+            f"{PRIVATE}::test_releases_add_up",
+        ),
+        (
+            "noise is calibrated to just above the target",
+            "    while above(found) > 0:\n        found += _PRECISION / 2\n",
+            "    found -= _PRECISION\n",
+            f"{PRIVATE}::test_noise_is_calibrated_to_just_below_the_target",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "common/privacy/noise.py",
+        (
+            "noise of four draws is twice as large",
+            "* (deviation / 2)",
+            "* deviation",
+            f"{PRIVATE}::test_noise_by_its_moments_and_its_secret",
+        ),
+        (
+            "each tensor is clipped by itself",
+            "return {name: array.astype(np.float64) * factor for name, array in arrays.items()}",
+            "return {name: array.astype(np.float64) * min(1.0, bound / max(norm_of({name: array}), 1e-9)) "
+            "for name, array in arrays.items()}",
+            f"{PRIVATE}::test_clipping_of_a_whole_update_by_hand",
         ),
     ),
 ]

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from click.testing import CliRunner
+from flwr.app import Message
 from scipy.optimize import brentq
 from scipy.stats import norm
 
@@ -30,7 +31,10 @@ from common.privacy.accounting import Release, calibrated, composed, epsilon_of
 from common.privacy.ledger import Ledger, Line
 from common.privacy.noise import Noise, clipped
 from common.registry import load_class
+from common.seeds import torch_generator
+from common.wire import from_record, to_record
 from models import build_model
+from server_app.checkpoint import Checkpoints
 from server_app.setup import check_run
 from strategies import METHODS
 from strategies.core import Client, FloretStrategy
@@ -278,6 +282,60 @@ def test_a_whole_update_is_clipped_and_noised(tmp_path: Path) -> None:
     assert size(privacy__noise=5.0, privacy__where="server") == pytest.approx(0.001, rel=1e-3)
 
 
+def test_a_server_that_leaves_a_tensor_out_is_refused(tmp_path: Path) -> None:
+    """The client would train on its own, perhaps of a run that protected nothing."""
+    for method in ("fedper", "ditto"):
+        site, whole = Site(tmp_path / method), initial() if method == "ditto" else shared(initial())
+        part = {name: array for name, array in whole.items() if name != "extractor.fc1.weight"}
+        line = site.refusal(arrays=part, method=method, **PROTECTED)
+        assert line.startswith(
+            "the server sent no extractor.fc1.weight; with privacy.unit = 'example' it must send all"
+        )
+
+
+def test_the_number_of_examples_is_noised_once_a_run_and_paid_for(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {**EXAMPLE, "privacy__noise": 1.0, "privacy__epsilon": 0.0, "method": "fedavg"}
+    outcome = federate(tmp_path / "runs", 3, rounds=2, batch_size=1, **keys)
+    for i, context in enumerate(outcome.grid.contexts.values()):
+        lines = Ledger.of(Path(str(context.node_config["state-dir"])), str(i)).lines()
+        assert [line.round for line in lines if line.release == COUNT] == [1]
+        (steps,) = {line.steps / 2 for line in lines if line.release != COUNT}
+        samples = outcome.history[0]["clients"][str(i)] and len(Request(context).data.train)
+        assert steps != samples
+        assert abs(steps - samples) < 5 * COUNT.noise
+
+
+def test_a_step_on_protected_examples_by_hand(tmp_path: Path) -> None:
+    """One step of FedProx on all examples, without noise and clipping, is that of gradient descent; then the noise."""
+    site, before = Site(tmp_path), initial()
+    keys: dict[str, Any] = {"num_classes": CLASSES, "privacy__unit": "example", "local_epochs": 1, "batch_size": 1000}
+    keys |= {"privacy__epsilon": 0.0, "momentum": 0.0, "weight_decay": 0.0, "method": "fedprox", "fedprox__mu": 3.0}
+    sent = arrays_of(site.ask("train", before, {"lr": 0.5}, privacy__noise=1e-9, privacy__clip=1e5, **keys))
+    model = build_model("mlp", (30,), CLASSES, 1, torch.Generator().manual_seed(0))
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in before.items()})
+    loss = F.cross_entropy(model(torch.from_numpy(site.train_x)), torch.from_numpy(site.train_y))
+    gradients = dict(zip(before, torch.autograd.grad(loss, list(model.parameters())), strict=True))
+    moved = {name: (before[name] - sent[name]) / 0.5 for name in before}
+    # The expected size of a batch is the noised number of examples.
+    scale = float(np.median(moved["head.bias"] / gradients["head.bias"].numpy()))
+    assert 60 / (60 + 5 * COUNT.noise) < scale < 60 / max(60 - 5 * COUNT.noise, 0.1)
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(moved[name], scale * gradient.numpy(), rtol=0.02, atol=1e-4)
+    # Of two steps the second one feels the proximal term.
+    keys |= {"batch_size": 30, "local_epochs": 40}
+    far, near = (
+        arrays_of(site.ask("train", before, {"lr": 0.1}, privacy__noise=1e-9, privacy__clip=1e5, **(keys | more)))
+        for more in ({"fedprox__mu": 0.0}, {"fedprox__mu": 5.0})
+    )
+    sizes = [math.sqrt(sum(float(np.square(a[n] - before[n]).sum()) for n in before)) for a in (far, near)]
+    assert sizes[1] < 0.5 * sizes[0]
+    # Noise alone: with a tiny bound the gradient is nothing.
+    keys |= {"batch_size": 1000, "local_epochs": 1}
+    sent = arrays_of(site.ask("train", before, {"lr": 1.0}, privacy__noise=1e6, privacy__clip=1e-3, **keys))
+    noise = np.concatenate([(sent[name] - before[name]).ravel() for name in before])
+    assert 1e3 / (60 + 5 * COUNT.noise) < noise.std() < 1e3 / max(60 - 5 * COUNT.noise, 0.5)
+
+
 def test_examples_are_drawn_each_with_the_same_probability(tmp_path: Path) -> None:
     keys: dict[str, Any] = {**EXAMPLE, "privacy__noise": 1.0, "privacy__epsilon": 0.0}
     outcome = federate(tmp_path / "runs", 1, method="fedavg", rounds=1, batch_size=100, **keys)
@@ -352,6 +410,49 @@ def test_the_noised_mean_by_hand() -> None:
     # Nobody was drawn, and the noise is there.
     alone = PrivateMean({"w": np.zeros(100_000, np.float32)}, 5.0, 10.0, 4.0, Noise(0)).result()["w"]
     assert alone.std() == pytest.approx(10 / 4, rel=0.02)
+
+
+def test_all_clients_weigh_the_same_where_something_is_protected(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {**CLIENT, "method": "fedavg", "privacy__epsilon": 0.0, "privacy__noise": 1e-9}
+    sent: list[dict[str, np.ndarray]] = []
+
+    def note(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and message.content["config"]["round"] == 1:
+            sent.append({name: a.copy() for name, a in from_record(reply.content.array_records["arrays"]).items()})
+        return reply
+
+    keys |= {"privacy__clip": 1e6, "partition": "dirichlet", "alpha": 0.3}
+    outcome = federate(tmp_path / "runs", 3, rounds=2, tamper=note, **keys)
+    message = next(m for m in outcome.grid.messages if m.content["config"].get("round") == 2)
+    for name, array in from_record(message.content.array_records["arrays"]).items():
+        np.testing.assert_allclose(array, np.mean([one[name] for one in sent], axis=0), atol=1e-5)
+
+
+def test_in_a_round_in_which_nobody_is_drawn_noise_is_released(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {**CLIENT, "method": "fedper", "privacy__where": "server", "privacy__noise": 1.0}
+    keys |= {"privacy__epsilon": 0.0, "participation": 1e-6, "rounds": 2, "checkpoint_every": 1}
+    outcome = federate(tmp_path / "runs", 2, **keys)
+    assert not any(one["trained"] for line in outcome.history for one in line["clients"].values())
+    checkpoint, _ = Checkpoints(outcome.directory / "checkpoints").read()
+    assert checkpoint.round == 2
+    start = build_model("mlp", (64,), 10, 1, torch_generator(0, "model")).state_dict()["extractor.fc1.weight"]
+    assert (checkpoint.arrays["extractor.fc1.weight"] - start.numpy()).std() > 0.5
+    assert len(Ledger(outcome.directory / "privacy.jsonl").lines()) == 2
+
+
+def test_no_client_is_refused_for_what_others_sent(tmp_path: Path) -> None:
+    def enlarged(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
+            arrays = from_record(reply.content.array_records["arrays"])
+            reply.content["arrays"] = to_record({name: 1e4 * array for name, array in arrays.items()})
+        return reply
+
+    keys: dict[str, Any] = {"method": "fedper", "num_classes": 10, "rounds": 1}
+    assert federate(tmp_path / "a", 5, tamper=enlarged, **keys).history[0]["refused"]
+    keys |= {**CLIENT, "privacy__where": "server", "privacy__noise": 1.0, "privacy__epsilon": 0.0}
+    outcome = federate(tmp_path / "b", 5, tamper=enlarged, **keys)
+    assert not outcome.history[0]["refused"]
+    assert sum(one["trained"] for one in outcome.history[0]["clients"].values()) == 5
 
 
 def test_each_client_is_drawn_with_the_probability_that_is_accounted_for(tmp_path: Path) -> None:
