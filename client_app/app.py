@@ -18,11 +18,11 @@ from client_app.audit import Audit
 from client_app.client import MODEL, ClientSetting, FloretClient, Resident
 from client_app.keeping import Quota
 from client_app.policy import Outgoing, Policy, PolicyError, cut_and_kinds
-from client_app.private import Budget, check_protected
+from client_app.private import Budget, check_protected, within
 from client_app.runtime import device_of, enter_app_folder, use_threads
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext, Store, identity, own_seed
 from common.config import RunConfig, one_of, read_keys
-from common.errors import ConfigError, FloretError, one_line
+from common.errors import ConfigError, DataError, FloretError, one_line
 from common.filters import ClientFilters
 from common.home import floret_home
 from common.names import without_prefix
@@ -38,6 +38,8 @@ enter_app_folder()
 app = ClientApp()
 log = logging.getLogger("flwr")
 
+# What the server is told of an error that may tell of protected data.
+_HIDDEN = "the client failed; its own log says why"
 Handler = Callable[["Request"], RecordDict]
 # What a process of the local engine keeps from client to client.
 _resident = Resident()
@@ -71,6 +73,11 @@ class Request:
         """The client's name: ``client-name`` of the node config, or its partition id in simulation."""
         node = self.context.node_config
         return str(node.get("client-name", node.get("partition-id", "unnamed")))
+
+    def hides(self, error: Exception) -> bool:
+        """Return whether what went wrong stays on the node: its data are protected, and it may tell of them."""
+        private = str(self.context.run_config.get("privacy.unit", "none")) != "none" and not in_simulation()
+        return private and (isinstance(error, DataError) or not isinstance(error, FloretError))
 
     @cached_property
     def config(self) -> RunConfig:
@@ -147,7 +154,11 @@ class Request:
                 # Which examples are left to train on must not depend on how many there are.
                 part = 0.0 if config.privacy.on else self.policy.validation_fraction
                 cut = Cut(part, self.own_seed, self.name, self.policy.max_samples)
-            return load_own(Path(config.data_dir).expanduser(), config, self.name, cache, cut)
+            if self.policy and config.privacy.on:
+                # The run has no say in what the classes are; examples of others than it has are passed over in silence.
+                config = replace(config, num_classes=0, class_names="")
+            data = load_own(Path(config.data_dir).expanduser(), config, self.name, cache, cut)
+            return within(data, self.config.num_classes) if self.policy and config.privacy.on else data
         raise FloretError("the node config names no data: it needs data-dir, or partition-id and num-partitions")
 
     @cached_property
@@ -211,7 +222,7 @@ class Request:
             return
         policy.check_run(self.config, self.parameters)
         if self.config.privacy.on:
-            check_protected(self.config, self.method, self.data)
+            check_protected(self.config, self.method)
         policy.check_disk(self.state_dir, self.config)
         shape = self.data.input_shape
         classes = self.data.num_classes if joins else self.scalars.get("num-classes")
@@ -223,11 +234,28 @@ class Request:
         policy.check_method(self.config.method, kinds)
         if not joins:
             said = self.scalars.get("head-layers")
+            if self.config.privacy.on:
+                self._check_said(classes)
             if type(said) is not int or said != cut:
                 raise FloretError(
                     f"the server's message has head-layers = {said!r:.40}; with this model and method it must be {cut}"
                 )
             policy.check_day(Audit(self.state_dir, self.name).count_round())
+
+    def _check_said(self, classes: int) -> None:
+        """Check what a message to a protected client says against its run.
+
+        Raises:
+            FloretError: the model would have another number of classes, or the round is none of the run's.
+        """
+        if classes != self.config.num_classes:
+            raise FloretError(f"the server's message has num-classes = {classes}, the run {self.config.num_classes}")
+        at = RoundContext.of(self.scalars, self.config, over=False)
+        first = (at.resumed[-1] if at.resumed else 0) + 1
+        if not first <= at.round <= self.config.rounds:
+            raise FloretError(
+                f"the server's message has round = {at.round}; it must be from {first} to {self.config.rounds}"
+            )
 
     def client(self) -> FloretClient:
         """Return the method's client with this node's data, and its state as of the message (newest without one)."""
@@ -283,10 +311,10 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
             content = handler(request)
         except FloretError as error:
             log.error("Client %s: %s", request.name, error)
-            content = _refusal(str(error))
+            content = _refusal(_HIDDEN if request.hides(error) else str(error))
         except Exception as error:  # whatever fails here must reach the server as a reason, not as silence
             log.exception("Client %s failed", request.name)
-            content = _refusal(f"{type(error).__name__}: {one_line(error)}")
+            content = _refusal(_HIDDEN if request.hides(error) else f"{type(error).__name__}: {one_line(error)}")
         return Message(_noted(request, content), reply_to=message)
 
     return handle

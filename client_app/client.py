@@ -278,6 +278,11 @@ class FloretClient(NumPyClient):
         if self.protection and self.config.privacy.unit == "client":
             tensors = self.protection.update(tensors, self.received)
         personal = self._personal()
+        if self.withholds:
+            # That training diverged would tell of the data: the client goes on with zeros.
+            for tensor in personal.values():
+                tensor.nan_to_num_(0.0, 0.0, 0.0)
+            tensors = {name: tensor.nan_to_num(0.0, 0.0, 0.0) for name, tensor in tensors.items()}
         self._check_finite({name.removeprefix(MODEL).removeprefix(MEMORY): t for name, t in personal.items()} | tensors)
         metrics |= self._accuracies("after")
         arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
@@ -636,7 +641,7 @@ class FloretClient(NumPyClient):
             rate=1.0,
             steps=0,
         )
-        account = LedgerAccount(ledger, line, resumed[-1] if resumed else 0, budget)
+        account = LedgerAccount(ledger, line, tuple(resumed), budget)
         return Protection(config, passes, account, Noise.secret())
 
     def _pay(self) -> dict[str, float]:
@@ -701,7 +706,8 @@ class FloretClient(NumPyClient):
                     thaw()
                     optimizer.zero_grad()
                     batch = batch_of(self.data.train, torch.from_numpy(index).to(self.device))
-                    with clipping(self.model, self.config.privacy.clip) as clipper:
+                    exact = torch.backends.cudnn.flags(allow_tf32=False)
+                    with exact, clipping(self.model, self.config.privacy.clip) as clipper:
                         value = clipper.sum_gradients(phase.parameters, losses, batch)
                     self._add_noise(phase.parameters)
                     optimizer.step()
@@ -831,6 +837,9 @@ class FloretClient(NumPyClient):
         Tensors of peers count by themselves; what the client has nothing like must only be below ``LARGEST``.
         """
         tensors = self._agreed.tensors | self._network_tensors()
+        if self.withholds:
+            # Whether a message is refused would tell of the personal model: the bound is that of the initial one.
+            tensors = self.initial_model().state_dict()
         own = root_mean_squares({name: tensor.cpu().numpy() for name, tensor in tensors.items()}, {})
         for name, size in ((n, root_mean_squares({n: a}, {})) for n, a in arrays.items()):
             for group, value in size.items():

@@ -89,14 +89,22 @@ class Policy:
     max_federations: int = _number(16, 1)
     max_state_gb: int = _number(100, 1)
     privacy: tuple[str, ...] = _names(("none", "example", "client"))
-    noise_by_server: bool = True
+    noise_by_server: bool = False
     max_epsilon: float = _number(0.0, 0)
     delta: float = field(default=1e-5, metadata=between(0, 0.1, above=True).metadata)
 
     @classmethod
     def public(cls) -> Self:
         """Return the policy of a node whose data are a partition of the run's dataset, and nobody's own."""
-        return cls(leaves=(ALL,), accuracies="exact", hidden_below=0, min_samples=1, min_class_samples=1, min_steps=1)
+        return cls(
+            leaves=(ALL,),
+            accuracies="exact",
+            hidden_below=0,
+            min_samples=1,
+            min_class_samples=1,
+            min_steps=1,
+            noise_by_server=True,
+        )
 
     @classmethod
     def read(cls, path: Path, base: Self | None = None) -> Self:
@@ -155,7 +163,7 @@ class Policy:
         ):
             if ALL not in permitted and name not in permitted:
                 raise _refused(key, permitted, f"{key[:-1]} = {name!r}")
-        epochs = {"local-epochs": config.local_epochs} | {
+        epochs = {"local-epochs": config.local_epochs, "privacy.head-epochs": config.privacy.head_epochs} | {
             f"{config.method}.{key}": value for key, value in keys_of(parameters).items() if key.endswith("epochs")
         }
         for key, value in epochs.items():
@@ -193,13 +201,12 @@ class Policy:
         Raises:
             PolicyError: they are too few.
         """
-        samples = len(data.train)
-        if samples < self.min_samples:
-            count = "fewer" if config.privacy.on else f"{samples}"
-            raise _refused("min-samples", self.min_samples, f"there are {count} training samples")
         if config.privacy.on:
             # What leaves is noised, and a refusal would tell of the number.
             return
+        samples = len(data.train)
+        if samples < self.min_samples:
+            raise _refused("min-samples", self.min_samples, f"there are {samples} training samples")
         steps = config.local_epochs * math.ceil(samples / config.batch_size)
         if steps < self.min_steps:
             said = f"local-epochs = {config.local_epochs}, batch-size = {config.batch_size}"

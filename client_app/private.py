@@ -19,7 +19,7 @@ from common.privacy.accounting import LARGEST_EPSILON, Release, epsilon_of
 from common.privacy.calibration import calibrated_noise, drawn_in_secret, noise_of_clients, rate_of_clients
 from common.privacy.ledger import Ledger, Line
 from common.privacy.noise import Noise, clipped
-from data import ClientData
+from data import ClientData, Split
 from strategies.core import Method
 
 # In the client's memory: what this run has spent in a simulation, and how its examples are drawn.
@@ -38,11 +38,11 @@ class Account(Protocol):
     def run(self) -> tuple[Release, ...]:
         """Return what this run has released."""
 
-    def unpaid(self, rounds: int) -> int:
-        """Return how many of the ``rounds`` of a run have to be paid for if the server draws its clients in secret."""
+    def in_advance(self, release: Release, rounds: int) -> list[tuple[int, Release]]:
+        """Return by attempt what has to be paid for so many rounds if the server draws its clients in secret."""
 
-    def pay(self, releases: Sequence[Release]) -> None:
-        """Note what is released; when this returns it counts.
+    def pay(self, releases: Sequence[Release], attempts: Sequence[int] = ()) -> None:
+        """Note what is released, of these attempts at the run, by default the present one; then it counts.
 
         Raises:
             BudgetError: it is more than the node permits.
@@ -60,11 +60,11 @@ class MemoryAccount:
         rows = self._memory[SPENT].tolist() if SPENT in self._memory else []
         return tuple(Release(noise, rate, int(steps)) for noise, rate, steps in rows)
 
-    def unpaid(self, rounds: int) -> int:
-        """Return 0: the user's own server keeps the account."""
-        return 0
+    def in_advance(self, release: Release, rounds: int) -> list[tuple[int, Release]]:
+        """Return nothing: the user's own server keeps the account."""
+        return []
 
-    def pay(self, releases: Sequence[Release]) -> None:
+    def pay(self, releases: Sequence[Release], attempts: Sequence[int] = ()) -> None:
         """Note what is released."""
         rows = [*self.run(), *releases]
         self._memory[SPENT] = torch.tensor(rows, dtype=torch.float64)
@@ -84,42 +84,52 @@ class LedgerAccount:
     Args:
         ledger: the client's.
         line: what is said of a release of this message; its noise, rate and steps are replaced.
-        resumed: the round after which the server goes on from a checkpoint; 0 if it does not.
+        resumed: the rounds after which the run was resumed.
         budget: the node's own.
     """
 
-    def __init__(self, ledger: Ledger, line: Line, resumed: int, budget: Budget) -> None:
+    def __init__(self, ledger: Ledger, line: Line, resumed: tuple[int, ...], budget: Budget) -> None:
         self._ledger, self._line, self._resumed, self._budget = ledger, line, resumed, budget
 
     def run(self) -> tuple[Release, ...]:
         """Return what this run has released, resumed and repeated rounds included."""
         return tuple(line.release for line in self._ledger.lines() if line.run == self._line.run)
 
-    def unpaid(self, rounds: int) -> int:
-        """Return the rounds that are left, in the first message of a run and in the first one after it was resumed.
+    def in_advance(self, release: Release, rounds: int) -> list[tuple[int, Release]]:
+        """Return what is not paid for yet of a run, by attempt: all of its rounds, and after each resume the rest.
 
         Rounds in which this client is not drawn tell of it, too, and it never hears of them; those that a resumed
         server makes once more are paid once more.
         """
-        here = (self._line.run, self._line.attempt)
-        paid = any((line.run, line.attempt) == here for line in self._ledger.lines())
-        return 0 if paid else max(rounds - self._resumed, 0)
+        due = []
+        lines = [line for line in self._ledger.lines() if line.run == self._line.run and line.by_server]
+        for attempt, start in enumerate((0, *self._resumed)):
+            kind = (attempt, release.noise, release.rate)
+            paid = sum(line.steps for line in lines if (line.attempt, line.noise, line.rate) == kind)
+            if paid < rounds - start:
+                due.append((attempt, release._replace(steps=rounds - start - paid)))
+        return due
 
-    def pay(self, releases: Sequence[Release]) -> None:
+    def pay(self, releases: Sequence[Release], attempts: Sequence[int] = ()) -> None:
         """Write what is released into the ledger; it is on the disk when this returns."""
         with self._ledger.open() as ledger:
             if self._budget.epsilon:
                 # Who is protected as a client is protected in each example, not the reverse.
                 before = [line.release for line in ledger.lines if self._counts(line)]
+                if self._line.unit == "client" and len(before) < len(ledger.lines):
+                    raise BudgetError(
+                        f"this node's policy has max-epsilon = {self._budget.epsilon:g}, and it has taken part in runs "
+                        "with privacy.unit = 'example', which do not protect it as a client"
+                    )
                 epsilon = epsilon_of([*before, *releases], self._budget.delta)
-                if epsilon > self._budget.epsilon:
+                if not epsilon <= self._budget.epsilon:
                     raise BudgetError(
                         f"this node's policy has max-epsilon = {self._budget.epsilon:g} with delta = "
                         f"{self._budget.delta:g}; it has spent {epsilon_of(before, self._budget.delta):.4g}, and this "
                         f"round would make it {epsilon:.4g}"
                     )
-            for release in releases:
-                ledger.add(replace(self._line, noise=release.noise, rate=release.rate, steps=release.steps))
+            for release, attempt in zip(releases, attempts or [self._line.attempt] * len(releases), strict=True):
+                ledger.add(replace(self._line, attempt=attempt, **release._asdict()))
 
     def _counts(self, line: Line) -> bool:
         return self._line.unit == "example" or line.unit == "client"
@@ -184,17 +194,22 @@ class Protection:
             BudgetError: it is more than the run or the node permits.
             ConfigError: no noise is enough for the target.
         """
-        releases = self._releases(memory, samples, run)
+        if drawn_in_secret(self.keys):
+            due = self._account.in_advance(self._of_client(), self.config.rounds)
+            self._account.pay([release for _, release in due], [attempt for attempt, _ in due])
+            return {}
+        counted = self._counted(memory, samples, run) if self.keys.unit == "example" else []
+        again = self._of_examples() if self.keys.unit == "example" else self._of_client()
+        releases = [*counted, again]
         if self.keys.by_server:
             self._account.pay(releases)
             return {}
         spent = [*self._account.run(), *releases]
-        again = [release for release in releases if release != COUNT]
         epsilon, after = (
             min(epsilon_of(all_, self.keys.delta, self.keys.accountant), LARGEST_EPSILON)
-            for all_ in (spent, [*spent, *again])
+            for all_ in (spent, [*spent, again])
         )
-        if self.keys.epsilon and epsilon > self.keys.epsilon:
+        if self.keys.epsilon and not epsilon <= self.keys.epsilon:
             before = epsilon_of(self._account.run(), self.keys.delta, self.keys.accountant)
             raise BudgetError(
                 f"privacy.epsilon = {self.keys.epsilon:g}: this client has spent {before:.4g} in this run, and another "
@@ -244,35 +259,48 @@ class Protection:
             for name, tensor in sent.items()
         }
 
-    def _releases(self, memory: dict[str, Tensor], samples: int, run: str) -> list[Release]:
+    def _of_client(self) -> Release:
+        return Release(noise_of_clients(self.config), rate_of_clients(self.config), 1)
+
+    def _of_examples(self) -> Release:
+        assert self._plan is not None
+        return Release(self._plan.noise, 1 / self._plan.steps, self._passes * self._plan.steps)
+
+    def _counted(self, memory: dict[str, Tensor], samples: int, run: str) -> list[Release]:
+        """Make the plan of a run, or take it from the memory; return what that releases."""
         config = self.config
-        if self.keys.unit == "client":
-            rounds = self._account.unpaid(config.rounds) if drawn_in_secret(self.keys) else 1
-            return [Release(noise_of_clients(config), rate_of_clients(config), rounds)] if rounds else []
         said = repr((run, self.keys, config.batch_size, config.rounds, self._passes)).encode()
         mark = int.from_bytes(hashlib.sha256(said).digest()[:6], "big")
         kept = memory[PLAN].tolist() if PLAN in memory else []
-        releases = []
-        if not kept or kept[0] != mark:
-            count = samples + float(self.noise.once((), COUNT.noise))
-            plan = Plan.of(config, count, self._passes)
-            kept = [mark, plan.noise, plan.steps, plan.batch]
-            memory[PLAN] = torch.tensor(kept, dtype=torch.float64)
-            releases.append(COUNT)
-        self._plan = plan = Plan(kept[1], int(kept[2]), kept[3])
-        return [*releases, Release(plan.noise, 1 / plan.steps, self._passes * plan.steps)]
+        if kept and kept[0] == mark:
+            self._plan = Plan(kept[1], int(kept[2]), kept[3])
+            return []
+        count = samples + float(self.noise.once((), COUNT.noise))
+        self._plan = plan = Plan.of(config, count, self._passes)
+        memory[PLAN] = torch.tensor([mark, plan.noise, plan.steps, plan.batch], dtype=torch.float64)
+        return [COUNT]
 
 
-def check_protected(config: RunConfig, method: type[Method], data: ClientData) -> None:
+def check_protected(config: RunConfig, method: type[Method]) -> None:
     """Check on a node what a run that protects it must have, whatever the server has checked.
 
     Raises:
         ConfigError: names the key.
     """
-    privacy = config.privacy
     method.check_protects(config)
-    if data.num_classes > config.num_classes:
+    if not config.num_classes:
         raise ConfigError(
-            f"num-classes = {config.num_classes}: with privacy.unit = {privacy.unit!r} no client tells its classes; "
-            "the run config must have a number that is enough for all, and here it is not"
+            f"num-classes = 0: with privacy.unit = {config.privacy.unit!r} no client tells its classes; the run config "
+            "must have their number"
         )
+
+
+def within(data: ClientData, classes: int) -> ClientData:
+    """Return ``data`` without the samples of other classes than the first ``classes``."""
+
+    def kept(split: Split) -> Split:
+        fits = split.y < classes
+        return split if fits.all() else Split(split.x[fits], split.y[fits])
+
+    parts = (kept(data.train), kept(data.validation), kept(data.test))
+    return ClientData(*parts, classes, data.input_shape, data.class_names[:classes])

@@ -151,10 +151,10 @@ class Privacy:
 
     unit: str = choice("none", "client", "example")
     where: str = choice("node", "server")
-    epsilon: float = between(0)
+    epsilon: float = between(0, 1e4)
     delta: float = between(0, 0.1, above=True)
-    noise: float = between(0)
-    clip: float = between(1e-6, 1e6)
+    noise: float = between(0, 1e4)
+    clip: float = between(1e-4, 1e6)
     clip_quantile: float = between(0, 0.99)
     sampling: str = choice("poisson", "fixed")
     accountant: str = choice("rdp", "prv")

@@ -1831,8 +1831,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "the number of examples is free",
-            "            releases.append(COUNT)\n",
-            "",
+            "        return [COUNT]\n",
+            "        return []\n",
             f"{PRIVATE}::test_the_number_of_examples_is_noised_once_a_run_and_paid_for",
         ),
         (
@@ -1849,8 +1849,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "a resumed server makes rounds again for nothing",
-            "here = (self._line.run, self._line.attempt)",
-            "here = (self._line.run, 0)",
+            "for attempt, start in enumerate((0, *self._resumed)):",
+            "for attempt, start in enumerate((0,)):",
             f"{PRIVATE}::test_a_run_with_noise_by_the_server_is_paid_in_advance",
         ),
     ),
@@ -1860,7 +1860,7 @@ DEFECTS: list[Defect] = [
         (
             "the sum is divided by those who came",
             "noised / self._expected)",
-            "noised / max(self.below, 1))",
+            "noised / max(2 * self.balance, 1))",
             f"{PRIVATE}::test_the_noised_mean_by_hand",
         ),
         (
@@ -1891,12 +1891,6 @@ DEFECTS: list[Defect] = [
             "if len(self.results) < self.config.min_replies:",
             f"{PRIVATE}::test_in_a_round_in_which_nobody_is_drawn_noise_is_released",
         ),
-        (
-            "updates are judged by those of others where clients are protected",
-            "        if not self.protection:\n            self.norms.check",
-            "        if True:\n            self.norms.check",
-            f"{PRIVATE}::test_no_client_is_refused_for_what_others_sent",
-        ),
     ),
     *_of(
         "privacy",
@@ -1921,8 +1915,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "two processes write a ledger at a time",
-            "fcntl.flock(lock, fcntl.LOCK_EX)",
-            "fcntl.flock(lock, fcntl.LOCK_SH)",
+            "with self._locked(fcntl.LOCK_EX):",
+            "with self._locked(fcntl.LOCK_SH):",
             f"{PRIVATE}::test_two_processes_with_one_ledger_lose_no_line",
         ),
     ),

@@ -268,7 +268,7 @@ def test_a_client_that_protects_itself_checks_what_the_server_should_have_checke
 
 
 def test_a_whole_update_is_clipped_and_noised(tmp_path: Path) -> None:
-    site, before = Site(tmp_path), shared(initial())
+    site, before = Site(tmp_path, "noise-by-server: true\n"), shared(initial())
     keys: dict[str, Any] = {**PROTECTED, "privacy__unit": "client", "privacy__epsilon": 0.0, "privacy__clip": 0.001}
 
     def size(**more: Any) -> float:
@@ -331,9 +331,9 @@ def test_a_step_on_protected_examples_by_hand(tmp_path: Path) -> None:
     assert sizes[1] < 0.5 * sizes[0]
     # Noise alone: with a tiny bound the gradient is nothing.
     keys |= {"batch_size": 1000, "local_epochs": 1}
-    sent = arrays_of(site.ask("train", before, {"lr": 1.0}, privacy__noise=1e6, privacy__clip=1e-3, **keys))
+    sent = arrays_of(site.ask("train", before, {"lr": 1.0}, privacy__noise=1e4, privacy__clip=1e-3, **keys))
     noise = np.concatenate([(sent[name] - before[name]).ravel() for name in before])
-    assert 1e3 / (60 + 5 * COUNT.noise) < noise.std() < 1e3 / max(60 - 5 * COUNT.noise, 0.5)
+    assert 10 / (60 + 5 * COUNT.noise) < noise.std() < 10 / max(60 - 5 * COUNT.noise, 0.5)
 
 
 def test_examples_are_drawn_each_with_the_same_probability(tmp_path: Path) -> None:
@@ -405,15 +405,19 @@ def test_the_noised_mean_by_hand() -> None:
     mean.add({"w": np.array([4.0, 6.0], np.float32)}, 100.0)  # an update of norm 5
     mean.add({"w": np.array([61.0, 82.0], np.float32)}, 1.0)  # of norm 100: clipped to (3, 4)
     mean.add({"w": np.array([math.nan, 0.0], np.float32)}, 1.0)
-    assert mean.below == 1
+    assert mean.balance == 0.5 - 0.5 - 0.5
     assert mean.result()["w"].tolist() == [1.0 + 6 / 4, 2.0 + 8 / 4]
     # Nobody was drawn, and the noise is there.
     alone = PrivateMean({"w": np.zeros(100_000, np.float32)}, 5.0, 10.0, 4.0, Noise(0)).result()["w"]
     assert alone.std() == pytest.approx(10 / 4, rel=0.02)
 
 
-def test_all_clients_weigh_the_same_where_something_is_protected(tmp_path: Path) -> None:
+def test_all_clients_weigh_the_same_where_something_is_protected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys: dict[str, Any] = {**CLIENT, "method": "fedavg", "privacy__epsilon": 0.0, "privacy__noise": 1e-9}
+    # In a simulation clients say how many samples they have.
+    monkeypatch.setattr("client_app.app.in_simulation", lambda: True)
     sent: list[dict[str, np.ndarray]] = []
 
     def note(message: Message, reply: Message) -> Message:
@@ -557,6 +561,7 @@ def test_a_resumed_run_goes_on_from_what_its_clients_have_spent(tmp_path: Path) 
             {**CLIENT, "privacy__clip_quantile": 0.5},
             "privacy.clip-quantile = 0.5: the clipping adapts where the server",
         ),
+        ({**CLIENT, "privacy__noise": math.inf}, "privacy.noise = inf: must be at least 0 and at most 10000"),
         ({**EXAMPLE, "privacy__delta": 0.0}, "privacy.delta = 0.0: must be above 0"),
         ({**EXAMPLE, "method": "fedproto"}, "privacy.unit = 'example': fedproto sends what has no mechanism for it"),
         ({**CLIENT, "aggregation": "median"}, "aggregation = 'median': with privacy.unit = 'client' only the mean has"),
@@ -662,11 +667,32 @@ def test_what_a_crash_left_of_a_line_is_cut_off_and_a_whole_line_counts(tmp_path
     assert len(Ledger(path).lines()) == 4
 
 
+def full_disk(*_: Any, **__: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_head_that_could_not_be_written_is_written_before_the_next_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    spend(path, 2)
+    head = path.with_suffix(".json").read_bytes()
+    spend(path, 1)
+    path.with_suffix(".json").write_bytes(head)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("common.privacy.ledger.write_manifest", full_disk)
+        with pytest.raises(FloretError, match="nothing is released"):
+            spend(path, 1)
+    assert len(Ledger(path).lines()) == 3
+    spend(path, 1)
+    assert len(Ledger(path).lines()) == 4
+
+
 def test_two_processes_with_one_ledger_lose_no_line(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     workers = [get_context("fork").Process(target=spend, args=(path, 20)) for _ in range(3)]
     for worker in workers:
         worker.start()
+    while any(worker.is_alive() for worker in workers):
+        Ledger(path).lines()  # whoever reads meanwhile finds it whole
     for worker in workers:
         worker.join(60)
         assert worker.exitcode == 0
@@ -704,21 +730,108 @@ def test_a_damaged_ledger_lets_nothing_leave(tmp_path: Path) -> None:
 
 
 def test_a_run_with_noise_by_the_server_is_paid_in_advance(tmp_path: Path) -> None:
-    site = Site(tmp_path)
+    site = Site(tmp_path, "noise-by-server: true\n")
     keys: dict[str, Any] = {**PROTECTED, "privacy__unit": "client", "privacy__where": "server", "rounds": 20}
     keys |= {"privacy__noise": 2.0, "participation": 0.25}
 
-    def ask(resumed: list[int]) -> list[Release]:
-        site.ask("train", shared(initial()), {"session.resumed": resumed}, **keys)
-        return [line.release for line in Ledger.of(tmp_path / "state", "site").lines()]
+    def ask(resumed: list[int], round_: int, **more: Any) -> list[tuple[int, Release]]:
+        scalars = {"session.resumed": resumed, "round": round_, "session.lineage": more.pop("lineage", "run")}
+        reply = site.ask("train", shared(initial()), scalars, **(keys | more))
+        assert "arrays" in reply, reply
+        return [(line.attempt, line.release) for line in Ledger.of(tmp_path / "state", "site").lines()]
 
-    assert ask([]) == ask([]) == [Release(2.0, 0.25, 20)]
+    none: list[int] = [0][:0]
+    first = [(0, Release(2.0, 0.25, 20))]
+    assert ask(none, 3) == ask(none, 7) == first
     # Rounds that a resumed server makes again are paid again, once.
-    assert ask([16]) == ask([16]) == [Release(2.0, 0.25, 20), Release(2.0, 0.25, 4)]
+    resumed = [*first, (1, Release(2.0, 0.25, 4))]
+    assert ask([16], 17) == ask([16], 18) == resumed
+    # Who is drawn for the first time after a resume pays for what came before it, too.
+    late = [*resumed, (0, Release(2.0, 0.25, 20)), (1, Release(2.0, 0.25, 4))]
+    assert ask([16], 17, lineage="late") == late
+    # Another noise than was paid for, or more rounds, is paid for.
+    assert ask(none, 8, lineage="other") == [*late, first[0]]
+    assert ask(none, 9, lineage="other", privacy__noise=1.0)[-1] == (0, Release(1.0, 0.25, 20))
+    assert ask(none, 10, lineage="other", rounds=30)[-1] == (0, Release(2.0, 0.25, 10))
     # Always the same number of clients: no amplification, and each message is paid for itself.
-    keys |= {"privacy__sampling": "fixed", "federation": "b"}
-    assert ask([])[2:] == [Release(2.0, 1.0, 1)]
-    assert ask([])[2:] == [Release(2.0, 1.0, 1)] * 2
+    for round_ in (1, 2):
+        lines = ask(none, round_, lineage="fixed", privacy__sampling="fixed")
+    assert lines[-2:] == [(0, Release(2.0, 1.0, 1))] * 2
+
+
+@pytest.mark.parametrize(
+    ("scalars", "why"),
+    [
+        ({"round": 21}, "the server's message has round = 21; it must be from 1 to 20"),
+        ({"round": 4, "session.resumed": [4]}, "the server's message has round = 4; it must be from 5 to 20"),
+        ({"num-classes": CLASSES - 1}, f"the server's message has num-classes = {CLASSES - 1}, the run {CLASSES}"),
+    ],
+)
+def test_odd_values_of_a_message_are_refused_and_cost_nothing(tmp_path: Path, scalars: Any, why: str) -> None:
+    site = Site(tmp_path)
+    assert site.refusal(arrays=shared(initial()), scalars=scalars, **PROTECTED) == why
+    assert not Ledger.of(tmp_path / "state", "site").lines()
+
+
+def test_whether_a_message_is_refused_does_not_tell_of_the_personal_model(tmp_path: Path) -> None:
+    """The bound on what the server sends is that of the initial model, before and after training."""
+    keys: dict[str, Any] = {**PROTECTED, "method": "fedbabu", "fedbabu__fine_tune_epochs": 30}
+    site, large = Site(tmp_path), {name: 3e5 * array for name, array in shared(initial()).items()}
+    first = site.refusal(arrays=large, **keys)
+    assert "is refused" in first
+    site.ask("train", shared(initial()), {"lr": 0.5}, **keys)
+    assert site.refusal(arrays=large, **keys) == first
+    assert site.refusal("evaluate", arrays=large, **keys) == first
+
+
+def test_that_training_diverged_is_not_told(tmp_path: Path) -> None:
+    for method, unit in (("fedbabu", "example"), ("ditto", "example"), ("fedper", "client")):
+        site, whole = Site(tmp_path / method), initial() if method == "ditto" else shared(initial())
+        keys: dict[str, Any] = {**PROTECTED, "method": method, "privacy__unit": unit}
+        for _ in range(2):
+            assert "arrays" in site.ask("train", whole, {"lr": 1e30}, **keys), method
+        assert "diverged" in site.refusal(arrays=whole, scalars={"lr": 1e30}, method=method)
+
+
+def test_examples_of_other_classes_are_passed_over_in_silence(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {**PROTECTED, "num_classes": 4}
+    site = Site(tmp_path)
+    said = {**site.ask("query.describe", **keys)["client"]}
+    assert (said["name"], said["num-classes"]) == ("site", 4)
+    small = build_model("mlp", (30,), 4, 1, torch_generator(0, "model")).state_dict()
+    arrays = {name: tensor.numpy() for name, tensor in small.items() if name.startswith("extractor")}
+    assert "arrays" in site.ask("train", arrays, {"num-classes": 4}, **keys)
+
+
+def test_what_fails_on_protected_data_is_told_to_the_owner_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(tmp_path)
+    np.savez(tmp_path / "data" / "train.npz", x=site.train_x, y=site.train_y + 0.5)
+    assert site.refusal("query.describe", **PROTECTED) == "the client failed; its own log says why"
+    assert "train.npz: array y" in caplog.text
+    assert "train.npz: array y" in site.refusal("query.describe")
+
+
+def test_a_norm_is_right_where_squares_are_not() -> None:
+    layer = torch.nn.Linear(2, 2).train()
+    x = torch.full((1, 2), 1e19)
+
+    def losses(of: Batch) -> torch.Tensor:
+        return torch.sum(layer(of.x) * 1e-23, dim=1)
+
+    with clipping(layer, 1e-4) as clipper:
+        one = torch.zeros(1, dtype=torch.long)
+        clipper.sum_gradients(list(layer.parameters()), losses, Batch(x, one, one))
+    size = math.sqrt(sum(float(p.grad.double().square().sum()) for p in layer.parameters() if p.grad is not None))
+    assert size == pytest.approx(1e-4, rel=0.02)
+
+
+def test_who_was_protected_as_examples_only_cannot_be_protected_as_a_client(tmp_path: Path) -> None:
+    site = Site(tmp_path, "max-epsilon: 50\n")
+    site.ask("train", shared(initial()), **PROTECTED)
+    line = site.refusal(arrays=shared(initial()), **{**PROTECTED, "privacy__unit": "client"})
+    assert "it has taken part in runs with privacy.unit = 'example', which do not protect it as a client" in line
 
 
 def test_the_command_shows_what_was_spent(tmp_path: Path) -> None:

@@ -73,7 +73,10 @@ class Ledger:
         Raises:
             DamagedError: it is not what was written.
         """
-        return [line for line, _ in self._read()]
+        if not self.path.exists():
+            return []
+        with self._locked(fcntl.LOCK_SH):
+            return [line for line, _ in self._read()]
 
     @contextmanager
     def open(self) -> Iterator["OpenLedger"]:
@@ -83,14 +86,19 @@ class Ledger:
             FloretError: it cannot be written.
             DamagedError: it is not what was written.
         """
+        with self._locked(fcntl.LOCK_EX):
+            yield OpenLedger(self.path, self._head, self._read())
+
+    @contextmanager
+    def _locked(self, kind: int) -> Iterator[None]:
         try:
             make_folder(self.path.parent, private=True)
             lock = open_file(self.path.with_suffix(".lock"), "ab", private=True)
         except OSError as error:
             raise FloretError(f"{self.path} cannot be written ({error.strerror})") from error
         with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield OpenLedger(self.path, self._head, self._read())
+            fcntl.flock(lock, kind)
+            yield
 
     def _read(self) -> list[tuple[Line, str]]:
         """Return the lines, each with its checksum; what a crash left of a line that was never paid with is cut off."""
@@ -152,8 +160,12 @@ class OpenLedger:
         Raises:
             FloretError: it cannot be written; nothing may be released then.
         """
+        if not _makes_sense(line):
+            raise FloretError(f"{self._path}: a line with {line} is none; nothing is released")
         text = json.dumps({**asdict(line), _BEFORE: self._last}).encode()
         try:
+            # One that a crash, or a full disk, left behind; another line before it would be one too many.
+            self._write_head()
             with open_file(self._path, "ab", private=True) as file:
                 # A line that a crash cut short was never paid with: nothing left the device after it.
                 file.truncate(self._path.read_bytes().rfind(b"\n") + 1)
@@ -162,9 +174,12 @@ class OpenLedger:
                 os.fsync(file.fileno())
             self._last = digest(text)
             self.lines.append(line)
-            write_manifest(self._head, {"lines": len(self.lines), "sha256": self._last}, private=True)
+            self._write_head()
         except OSError as error:
             raise FloretError(f"{self._path} cannot be written ({error.strerror}); nothing is released") from error
+
+    def _write_head(self) -> None:
+        write_manifest(self._head, {"lines": len(self.lines), "sha256": self._last}, private=True)
 
 
 def _makes_sense(line: Line) -> bool:

@@ -37,12 +37,13 @@ class PrivateMean:
         self._before, self._bound, self._deviation, self._expected = before, bound, deviation, expected
         self._noise = noise
         self._sums = {name: np.zeros(array.shape) for name, array in before.items()}
-        self.below = 0
+        # Of each client one half if its update is below the bound, else minus one half.
+        self.balance = 0.0
 
     def add(self, arrays: Mapping[str, np.ndarray], weight: float) -> None:
         """Take in the tensors of one client; all clients weigh the same."""
         update = {name: array.astype(np.float64) - self._before[name] for name, array in arrays.items()}
-        self.below += norm_of(update) <= self._bound
+        self.balance += 0.5 if norm_of(update) <= self._bound else -0.5
         for name, array in clipped(update, self._bound).items():
             self._sums[name] += array
 
@@ -120,7 +121,8 @@ class Protection:
         """Return the aggregate of a round in which each of so many ``clients`` can be drawn."""
         noise, expected = noise_of_clients(self.config), self._expected(clients)
         if self.keys.clip_quantile:
-            # The share of clients below the bound is released, too; together they cost what the sum alone would.
+            # The share of clients below the bound is released, too; together they cost what the sum alone would. To its
+            # balance one client adds one half, so that of its noise twice the multiple counts.
             noise = (noise**-2 - (2 * self._share_noise(expected)) ** -2) ** -0.5
         self._mean = PrivateMean(before, self._bound, noise * self._bound, expected, self._source("sum", server_round))
         return self._mean
@@ -135,7 +137,7 @@ class Protection:
         if self.keys.clip_quantile and self._mean is not None:
             expected = self._expected(clients)
             noise = float(self._source("share", server_round).once((), self._share_noise(expected)))
-            share = (self._mean.below + noise) / expected
+            share = 0.5 + (self._mean.balance + noise) / expected
             self._bound *= math.exp(-_PACE * (share - self.keys.clip_quantile))
 
     def hear(self, client: str, metrics: Mapping[str, float]) -> None:
