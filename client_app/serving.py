@@ -28,6 +28,9 @@ from strategies.core import FloretStrategy, Method
 _BATCH = 256
 # Keys that older states do not have, with the values that applied when they were written.
 _BEFORE = {"precision": "float32", "return-timeout": 60.0, "wire": "float32", "aggregation": "mean", "trim": 0.3}
+_BEFORE |= {"privacy.unit": "none", "privacy.where": "node", "privacy.epsilon": 8.0, "privacy.delta": 1e-5}
+_BEFORE |= {"privacy.noise": 0.0, "privacy.clip": 1.0, "privacy.clip-quantile": 0.0, "privacy.sampling": "poisson"}
+_BEFORE |= {"privacy.accountant": "rdp", "privacy.head-epochs": 5}
 
 
 class Served(nn.Module):

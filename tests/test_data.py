@@ -5,7 +5,6 @@ import pickle
 import struct
 import subprocess
 import sys
-import tomllib
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -21,12 +20,13 @@ import data
 from common.config import RunConfig, read_keys
 from common.errors import ConfigError, DataError
 from common.partitioners import DrawingProcess
+from common.run_config import default_config
 from data.datasets import Source, load_pool, read_torchvision
 from data.npz import class_count, read_samples
 from data.partition import PARTITIONS, Scheme, partition
 
 ROOT = Path(__file__).parent.parent
-DEFAULTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+DEFAULTS = default_config(ROOT)
 QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 
 

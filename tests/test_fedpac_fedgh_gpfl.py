@@ -301,7 +301,7 @@ def test_fedpac_aligns_to_global_prototypes_and_to_own_means_where_there_are_non
     del client.received[f"prototype.{own}"]
     phases: list[Any] = []
 
-    def note(epochs: int, some: Any) -> float:
+    def note(epochs: int, some: Any, **_: Any) -> float:
         phases.append((epochs, some))
         return 0.0
 
