@@ -138,7 +138,7 @@ Bound = Callable[[Errors, float], float]
 
 
 def bounded(without: np.ndarray, having: np.ndarray, delta: float, bound: Bound) -> float:
-    """Return the bound of a threshold that lies midway between the medians of a fifth of the runs, as the others give it.
+    """Return the bound of a threshold midway between the medians of a fifth of the runs, as the others give it.
 
     Args:
         without, having: the statistic of each run without and with the canary.
