@@ -24,7 +24,7 @@ from models import build_model, tensor_names
 from tests.harness import run_config
 
 CLASSES = 10
-SHAPES = {"cnn2": (1, 28, 28), "cnn3": (3, 32, 32), "resnet18": (3, 32, 32)}
+SHAPES = {"mlp": (1, 28, 28), "cnn2": (1, 28, 28), "cnn3": (3, 32, 32), "resnet18": (3, 32, 32)}
 # Model, batch size, training samples.
 SIZES = (("cnn2", 64, 640), ("cnn2", 10, 200), ("cnn3", 64, 640), ("resnet18", 8, 16))
 EPOCHS = 2
@@ -69,6 +69,7 @@ class Ours:
         context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=self.values)
         self.client: FloretClient = Request(context).client()
         self.message = {"round": 1, "lr": self.values["lr"], "num-classes": CLASSES, "head-layers": 1}
+        self.message |= {"session.lineage": "benchmark", "session.resumed": []}
         model = build_model(case.model, shape, CLASSES, 1, torch_generator(0, "model"))
         names = tensor_names(model, self.client.setting.method.shares)
         first = [model.state_dict()[name].numpy() for name in names]
