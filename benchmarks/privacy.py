@@ -45,7 +45,7 @@ from benchmarks.training import Ours
 from client_app.batches import Batch
 from client_app.client import ClientSetting, FloretClient, Losses
 from client_app.methods.fedper import FedPer
-from client_app.private import Budget
+from client_app.protection import Budget
 from client_app.state import ClientState, ContextStore
 from common.config import RunConfig, read_keys
 from common.errors import FloretError
@@ -359,7 +359,7 @@ def unclipped_gradients() -> AbstractContextManager[Any]:
 
 def unclipped_by_node() -> AbstractContextManager[Any]:
     """Take the bound from whole updates where they leave; the noise stays as it was."""
-    return mock.patch("client_app.private.clipped", lambda update, bound: update)
+    return mock.patch("client_app.protection.clipped", lambda update, bound: update)
 
 
 def unclipped_by_server() -> AbstractContextManager[Any]:

@@ -18,7 +18,7 @@ from client_app.audit import Audit
 from client_app.client import MODEL, ClientSetting, FloretClient, Resident
 from client_app.keeping import Quota
 from client_app.policy import Outgoing, Policy, PolicyError, cut_and_kinds
-from client_app.private import Budget, check_protected, within
+from client_app.protection import Budget, within
 from client_app.runtime import device_of, enter_app_folder, use_threads
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext, Store, identity, own_seed
 from common.config import RunConfig, one_of, read_keys
@@ -152,13 +152,14 @@ class Request:
             cache, cut = self.state_dir / ".cache" / self.name, None
             if self.policy and self.own_seed is not None:
                 # Which examples are left to train on must not depend on how many there are.
-                part = 0.0 if config.privacy.on else self.policy.validation_fraction
+                part = 0.0 if self.protects else self.policy.validation_fraction
                 cut = Cut(part, self.own_seed, self.name, self.policy.max_samples)
-            if self.policy and config.privacy.on:
-                # The run has no say in what the classes are; examples of others than it has are passed over in silence.
-                config = replace(config, num_classes=0, class_names="")
-            data = load_own(Path(config.data_dir).expanduser(), config, self.name, cache, cut)
-            return within(data, self.config.num_classes) if self.policy and config.privacy.on else data
+            folder = Path(config.data_dir).expanduser()
+            if not self.protects:
+                return load_own(folder, config, self.name, cache, cut)
+            # The run has no say in what the classes are; examples of others than it has are passed over in silence.
+            own = load_own(folder, replace(config, num_classes=0, class_names=""), self.name, cache, cut)
+            return within(own, config.num_classes)
         raise FloretError("the node config names no data: it needs data-dir, or partition-id and num-partitions")
 
     @cached_property
@@ -201,11 +202,14 @@ class Request:
         return FileStore.at(root, self.config.federation, self.config.method, self.name, sync=sync)
 
     @property
+    def protects(self) -> bool:
+        """Whether this node protects its data in this run; in a simulation they are the user's own."""
+        return self.policy is not None and self.config.privacy.on
+
+    @property
     def ledger(self) -> tuple[Ledger, Budget] | None:
         """What this client spends on privacy, and what its node permits; None if nothing is, and in a simulation."""
-        if self.policy is None or not self.config.privacy.on:
-            return None
-        return Ledger.of(self.state_dir, self.name), self.policy.budget()
+        return (Ledger.of(self.state_dir, self.name), self.policy.budget()) if self.policy and self.protects else None
 
     def filters(self) -> ClientFilters:
         """Return what the client's messages pass on this node, in both directions."""
@@ -221,8 +225,8 @@ class Request:
         if policy is None:
             return
         policy.check_run(self.config, self.parameters)
-        if self.config.privacy.on:
-            check_protected(self.config, self.method)
+        self.method.check_protects(self.config)
+        self.config.check_classes_are_given()
         policy.check_disk(self.state_dir, self.config)
         shape = self.data.input_shape
         classes = self.data.num_classes if joins else self.scalars.get("num-classes")
@@ -234,7 +238,7 @@ class Request:
         policy.check_method(self.config.method, kinds)
         if not joins:
             said = self.scalars.get("head-layers")
-            if self.config.privacy.on:
+            if self.protects:
                 self._check_said(classes)
             if type(said) is not int or said != cut:
                 raise FloretError(
@@ -396,7 +400,7 @@ def describe(request: Request) -> RecordDict:
         raise PolicyError(f"client {request.name}: {error}") from error
     data, policy = request.data, request.policy
     # A client that protects its data tells nothing of them: neither how many there are nor of which classes.
-    tells = request.ledger is None
+    tells = not request.protects
     return RecordDict(
         {
             "client": ConfigRecord(

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from client_app.batches import Batch, batch_of, epoch, passes, take
-from client_app.private import Budget, LedgerAccount, MemoryAccount, Protection
+from client_app.protection import Budget, LedgerAccount, MemoryAccount, Protection
 from client_app.prototypes import class_means, stack
 from client_app.runtime import training_type
 from client_app.state import ClientState

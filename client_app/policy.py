@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from client_app.inventory import size_of_states, states_of
-from client_app.private import Budget
+from client_app.protection import Budget
 from common.config import RunConfig, between, check_known, choice, folder_name, key_of, keys_of, one_of, read_keys
 from common.errors import ConfigError, FloretError
 from common.extras import require

@@ -261,6 +261,18 @@ class RunConfig:
                 f"precision = {self.precision!r}: privacy.unit = 'example' clips gradients, whose norms need float32"
             )
 
+    def check_classes_are_given(self) -> None:
+        """Check that a protected run on real nodes says how many classes there are: no client tells.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        if self.privacy.on and not self.num_classes:
+            raise ConfigError(
+                f"num-classes = 0: with privacy.unit = {self.privacy.unit!r} no client tells its classes; the run "
+                "config must have their number"
+            )
+
     def decayed(self, rate: float, server_round: int) -> float:
         """Return a learning rate as it is in a round, from 1: multiplied by ``lr-decay`` after each."""
         return rate * self.lr_decay ** (server_round - 1)

@@ -54,11 +54,7 @@ def check_setup(config: RunConfig, kind: type[FloretStrategy], parameters: Any, 
     """
     data.check(config, files=clients is not None)
     if clients is None:
-        if config.privacy.on and not config.num_classes:
-            raise ConfigError(
-                f"num-classes = 0: with privacy.unit = {config.privacy.unit!r} no client tells its classes; give their "
-                "number"
-            )
+        config.check_classes_are_given()
         return
     for key, value in (("min-clients", config.min_clients), ("min-replies", config.min_replies)):
         if value > clients:

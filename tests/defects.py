@@ -1804,7 +1804,7 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "privacy",
-        "client_app/private.py",
+        "client_app/protection.py",
         (
             "a batch is always of the same size",
             "[np.flatnonzero(draws.random(samples) < 1 / self._plan.steps) for _ in range(self._plan.steps)]",

@@ -21,8 +21,8 @@ from client_app.app import Request
 from client_app.batches import Batch
 from client_app.client import FEEDS, MEMORY, MODEL, FloretClient
 from client_app.clipping import clipping
-from client_app.private import COUNT
-from client_app.private import Protection as ClientProtection
+from client_app.protection import COUNT
+from client_app.protection import Protection as ClientProtection
 from client_app.state import FileStore
 from common.config import RunConfig, read_keys
 from common.durable import DamagedError

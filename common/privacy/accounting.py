@@ -1,6 +1,6 @@
 """What releases cost: epsilon of a composition of sampled Gaussian mechanisms, by Opacus's accountants.
 
-Two data sets are neighbours if one has an example, or a client, more than the other.
+Neighbours differ by one item of the sum: by one example more or less, or by a client that sends an update or none.
 """
 
 import math

@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from common.config import RunConfig
-from common.errors import ConfigError, FloretError
+from common.errors import FloretError
 from common.privacy.accounting import LARGEST_EPSILON, Release, epsilon_of
 from common.privacy.calibration import calibrated_noise, drawn_in_secret, noise_of_clients, rate_of_clients
 from common.privacy.ledger import Ledger, Line
 from common.privacy.noise import Noise, clipped
 from data import ClientData, Split
-from strategies.core import Method
 
 # In the client's memory: what this run has spent in a simulation, and how its examples are drawn.
 SPENT, PLAN = "privacy.spent", "privacy.plan"
@@ -279,20 +278,6 @@ class Protection:
         self._plan = plan = Plan.of(config, count, self._passes)
         memory[PLAN] = torch.tensor([mark, plan.noise, plan.steps, plan.batch], dtype=torch.float64)
         return [COUNT]
-
-
-def check_protected(config: RunConfig, method: type[Method]) -> None:
-    """Check on a node what a run that protects it must have, whatever the server has checked.
-
-    Raises:
-        ConfigError: names the key.
-    """
-    method.check_protects(config)
-    if not config.num_classes:
-        raise ConfigError(
-            f"num-classes = 0: with privacy.unit = {config.privacy.unit!r} no client tells its classes; the run config "
-            "must have their number"
-        )
 
 
 def within(data: ClientData, classes: int) -> ClientData:
