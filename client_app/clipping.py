@@ -1,65 +1,134 @@
-"""Gradients of single examples, clipped before they are summed (Abadi et al. 2016, Algorithm 1), by Opacus's hooks.
+"""Gradients of single examples, clipped before they are summed (Abadi et al. 2016, Algorithm 1), in one pass backward.
 
 Only imported where examples are protected: it needs the extra ``privacy``.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import cast
 
 import torch
-from opacus.grad_sample import GradSampleHooksFastGradientClipping
+from opacus.grad_sample.conv import compute_conv_grad_sample
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.functional import unfold
+from torch.nn.grad import conv2d_weight
 
 from client_app.batches import Batch
 
 Losses = Callable[[Batch], Tensor]
 
 
-def _linear_norms(layer: nn.Linear, activations: list[Tensor], backprops: Tensor) -> dict[Any, Tensor]:
-    """Return the norm of each example's gradient, for inputs and gradients of outputs, (batch, width).
+class _Linear:
+    """What a linear layer contributes: each example's gradient is an outer product, which need not be computed.
 
-    In float64, and a product of roots: of a large and a tiny factor Opacus's squares are nothing in float32.
-    """
-    outer = backprops.double().norm(dim=1)
-    norms: list[tuple[Any, Tensor]] = [
-        (layer.weight, outer * activations[0].double().norm(dim=1)),
-        (layer.bias, outer),
-    ]
-    return {parameter: norm.float() for parameter, norm in norms if parameter.requires_grad}
-
-
-class _Hooks(GradSampleHooksFastGradientClipping):  # type: ignore[misc]
-    """Opacus's, with exact norms of linear layers, and for images that are laid out channels last in memory: its
-    unfolding reads them in the wrong order.
+    Args:
+        layer: the layer.
+        inputs: (batch, features).
+        slopes: gradients of the losses with respect to its outputs, (batch, outputs).
     """
 
-    NORM_SAMPLERS: ClassVar = {**GradSampleHooksFastGradientClipping.NORM_SAMPLERS, nn.Linear: _linear_norms}
+    def __init__(self, layer: nn.Linear, inputs: Tensor, slopes: Tensor) -> None:
+        self._layer, self._inputs, self._slopes = layer, inputs, slopes
 
-    def rearrange_grad_samples(self, **arguments: Any) -> tuple[list[Tensor], Tensor]:
-        activations, backprops = super().rearrange_grad_samples(**arguments)
-        return [part.contiguous() for part in activations], backprops
+    def squares(self) -> Tensor:
+        """Return the squared norms of the examples' gradients, (batch,), float64: in float32 squares may be nothing."""
+        inputs, slopes = _squares(self._inputs), _squares(self._slopes)
+        return slopes * (inputs * self._layer.weight.requires_grad + _trained(self._layer.bias))
+
+    def add(self, factors: Tensor) -> None:
+        """Add the sum of the examples' gradients, each times its factor, to the layer's ``grad``."""
+        slopes = self._slopes * factors[:, None]
+        _add(self._layer.weight, slopes.T @ self._inputs)
+        _add(self._layer.bias, slopes.sum(0))
+
+
+class _FewPlaces:
+    """What a convolution contributes whose weights are many and whose places are few, as late in a network.
+
+    The norm follows from products of patches and of slopes at each two places (mixed ghost clipping: Bu et al. 2022).
+
+    Args:
+        layer: the layer.
+        inputs: (batch, channels, height, width).
+        slopes: gradients of the losses with respect to its outputs, (batch, outputs, height, width).
+    """
+
+    def __init__(self, layer: nn.Conv2d, inputs: Tensor, slopes: Tensor) -> None:
+        self._layer, self._inputs, self._slopes = layer, inputs, slopes
+
+    @staticmethod
+    def suits(layer: nn.Conv2d, slopes: Tensor) -> bool:
+        """Return whether the products for each two places are fewer than the weights."""
+        places = slopes.shape[2] * slopes.shape[3]
+        return 2 * places**2 < layer.weight.numel()
+
+    def squares(self) -> Tensor:
+        """Return the squared norms of the examples' gradients, (batch,), float64."""
+        layer, slopes = self._layer, self._slopes.flatten(2).double()
+        found = slopes.sum(2).square().sum(1) * _trained(layer.bias)
+        if layer.weight.requires_grad:
+            inputs, padding = self._inputs.double().contiguous(), cast(tuple[int, int], layer.padding)
+            patches = unfold(inputs, layer.kernel_size, layer.dilation, padding, layer.stride)
+            found = found + ((patches.mT @ patches) * (slopes.mT @ slopes)).sum((1, 2))
+        return found
+
+    def add(self, factors: Tensor) -> None:
+        """Add the sum of the examples' gradients, each times its factor, to the layer's ``grad``."""
+        layer, slopes = self._layer, self._slopes * factors[:, None, None, None]
+        how = (layer.stride, layer.padding, layer.dilation, layer.groups)
+        gradient = conv2d_weight(self._inputs, layer.weight.shape, slopes, *how)  # type: ignore[no-untyped-call]
+        _add(layer.weight, gradient)
+        _add(layer.bias, slopes.sum((0, 2, 3)))
+
+
+class _FewWeights:
+    """What any other convolution contributes: the gradients of its examples are kept until they are summed.
+
+    Args:
+        layer: the layer.
+        inputs: (batch, channels, height, width).
+        slopes: gradients of the losses with respect to its outputs, (batch, outputs, height, width).
+    """
+
+    def __init__(self, layer: nn.Conv2d, inputs: Tensor, slopes: Tensor) -> None:
+        # Images that are laid out channels last in memory Opacus 1.6 would unfold in the wrong order.
+        self._kept = compute_conv_grad_sample(layer, [inputs.contiguous()], slopes.contiguous())
+
+    def squares(self) -> Tensor:
+        """Return the squared norms of the examples' gradients, (batch,), float64."""
+        return torch.stack([_squares(part.flatten(1)) for part in self._kept.values()]).sum(0)
+
+    def add(self, factors: Tensor) -> None:
+        """Add the sum of the examples' gradients, each times its factor, to the layer's ``grad``."""
+        for parameter, part in self._kept.items():
+            _add(parameter, torch.einsum("n,n...->...", factors, part))
+
+
+_Share = _Linear | _FewPlaces | _FewWeights
 
 
 class Clipping:
     """Sums the clipped gradients of the examples of a batch, of those parameters of a model that are trained now.
 
-    The norms are computed without the gradients themselves (ghost clipping: Goodfellow 2015; Li et al. 2022), in a
-    first pass backward; a second one gives the sum.
+    One pass backward gives what went into each layer and the gradients of what came out of it. Norms and the sum follow
+    from these, layer by layer (book-keeping: Bu et al. 2023); only some layers need the gradients of single examples.
 
     Args:
-        module: the model, in training mode; its layers have passed ``models.check_examples``.
+        module: the model; its layers have passed ``models.check_examples``.
         bound: what the norm of an example's gradient is clipped to, over all trained parameters together.
     """
 
     def __init__(self, module: nn.Module, bound: float) -> None:
-        self._hooks = _Hooks(module, max_grad_norm=bound, loss_reduction="sum")
         self._bound = bound
+        self._seen: dict[nn.Module, tuple[Tensor, GradientEdge]] = {}
+        layers = [m for m in module.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
+        self._hooks = [layer.register_forward_hook(self._see) for layer in layers]
 
     def close(self) -> None:
         """Take the hooks from the model."""
-        self._hooks.remove_hooks()
+        for hook in self._hooks:
+            hook.remove()
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter], losses: Losses, batch: Batch) -> float:
         """Leave the sum in the parameters' ``grad`` and return the sum of the losses.
@@ -71,24 +140,32 @@ class Clipping:
             losses: from a batch to the loss of each of its examples, (examples,); each depends on that example alone.
             batch: any number of examples.
         """
-        with warnings.catch_warnings():
-            # The first layer's inputs are data, and need no gradients.
-            warnings.filterwarnings("ignore", message="Full backward hook is firing")
-            while len(batch.y):
-                self._hooks.enable_hooks()
-                values = losses(batch)
-                torch.autograd.backward([values.sum()], retain_graph=True)
-                norms = self._hooks.get_norm_sample()
-                _forget(parameters)
-                self._hooks.disable_hooks()
-                fine = torch.isfinite(norms)
-                if fine.all():
-                    torch.autograd.backward([(values * (self._bound / (norms + 1e-6)).clamp(max=1.0)).sum()])
-                    return float(values.detach().sum())
-                batch = batch.at(fine)
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
+        while len(batch.y):
+            self._seen.clear()
+            values = losses(batch)
+            slopes = torch.autograd.grad(values.sum(), [edge for _, edge in self._seen.values()])
+            shares = [
+                _share(layer, inputs, slope)
+                for (layer, (inputs, _)), slope in zip(self._seen.items(), slopes, strict=True)
+            ]
+            norms = torch.stack([share.squares() for share in shares]).sum(0).sqrt()
+            fine = torch.isfinite(norms)
+            if fine.all():
+                factors = (self._bound / (norms + 1e-6)).clamp(max=1.0).float()
+                for share in shares:
+                    share.add(factors)
+                return float(values.detach().sum())
+            batch = batch.at(fine)
         return 0.0
+
+    def _see(self, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if layer in self._seen:
+            raise RuntimeError(f"{layer} is used twice for one batch: the gradients of its examples are not computed")
+        self._seen[layer] = inputs[0].detach(), get_gradient_edge(output)
 
 
 @contextmanager
@@ -101,6 +178,23 @@ def clipping(module: nn.Module, bound: float) -> Iterator[Clipping]:
         made.close()
 
 
-def _forget(parameters: Sequence[nn.Parameter]) -> None:
-    for parameter in parameters:
-        parameter.grad = None
+def _share(layer: nn.Module, inputs: Tensor, slopes: Tensor) -> _Share:
+    if isinstance(layer, nn.Linear) and inputs.dim() == 2:
+        return _Linear(layer, inputs, slopes)
+    if isinstance(layer, nn.Conv2d):
+        return (_FewPlaces if _FewPlaces.suits(layer, slopes) else _FewWeights)(layer, inputs, slopes)
+    raise TypeError(f"{layer} with inputs {tuple(inputs.shape)}: the gradients of its examples are not computed")
+
+
+def _squares(rows: Tensor) -> Tensor:
+    return rows.double().square().sum(1)
+
+
+def _trained(bias: Tensor | None) -> bool:
+    return bias is not None and bias.requires_grad
+
+
+def _add(parameter: Tensor | None, gradient: Tensor) -> None:
+    if parameter is not None and parameter.requires_grad:
+        assert parameter.grad is not None
+        parameter.grad += gradient

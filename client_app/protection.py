@@ -235,7 +235,7 @@ class Protection:
         """Return a summed gradient with noise, divided by the expected size of a batch."""
         assert self._plan is not None
         noise = torch.from_numpy(self.noise.normal(tuple(gradient.shape), self._plan.noise * self.keys.clip))
-        return ((gradient.double() + noise.to(gradient.device)) / self._plan.batch).to(gradient.dtype)
+        return noise.to(gradient.device).add_(gradient).div_(self._plan.batch).to(gradient.dtype)
 
     def update(self, sent: dict[str, Tensor], received: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return what leaves if a whole client is protected: the received tensors plus the clipped, noised update.

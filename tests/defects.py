@@ -1785,8 +1785,8 @@ DEFECTS: list[Defect] = [
         "client_app/clipping.py",
         (
             "Opacus unfolds images that lie channels last",
-            "return [part.contiguous() for part in activations], backprops",
-            "return activations, backprops",
+            "[inputs.contiguous()], slopes.contiguous())",
+            "[inputs], slopes)",
             f"{PRIVATE}::test_the_sum_of_clipped_gradients_is_that_of_autograd",
         ),
         (
@@ -1794,6 +1794,30 @@ DEFECTS: list[Defect] = [
             ".clamp(max=1.0)",
             ".clamp(min=1.0)",
             f"{PRIVATE}::test_the_sum_of_clipped_gradients_is_that_of_autograd",
+        ),
+        (
+            "the norm of an example has no biases",
+            "return bias is not None and bias.requires_grad",
+            "return False",
+            f"{PRIVATE}::test_the_sum_of_clipped_gradients_is_that_of_autograd",
+        ),
+        (
+            "a product of places is of one place",
+            "(patches.mT @ patches) * (slopes.mT @ slopes)",
+            "(patches.mT @ patches).diagonal(dim1=1, dim2=2)[:, None] * slopes.square().sum(1)[:, None]",
+            f"{PRIVATE}::test_the_sum_of_clipped_gradients_is_that_of_autograd",
+        ),
+        (
+            "squares of gradients are of float32",
+            "return rows.double().square().sum(1)",
+            "return rows.square().sum(1).double()",
+            f"{PRIVATE}::test_a_norm_is_right_where_squares_are_not",
+        ),
+        (
+            "a layer that is used twice counts once",
+            "if layer in self._seen:",
+            "if False:",
+            f"{PRIVATE}::test_a_layer_that_is_used_twice_has_no_gradients_of_examples",
         ),
         (
             "an example without a finite gradient spoils the sum",

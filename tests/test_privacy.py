@@ -34,6 +34,7 @@ from common.registry import load_class
 from common.seeds import torch_generator
 from common.wire import from_record, to_record
 from models import build_model
+from models.examples import check_examples
 from server_app.checkpoint import Checkpoints
 from server_app.setup import check_run
 from strategies import METHODS
@@ -124,7 +125,14 @@ def test_clipping_of_a_whole_update_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [("mlp", (1, 12, 12)), ("cnn2", (1, 20, 20)), ("cnn3", (3, 26, 26)), ("cnn5", (3, 20, 20)), ("vgg11", (3, 20, 20))],
+    [
+        ("mlp", (1, 12, 12)),
+        ("cnn2", (1, 20, 20)),
+        ("cnn3", (3, 26, 26)),
+        ("cnn5", (3, 20, 20)),
+        ("cnn5-wide", (3, 20, 20)),
+        ("vgg11", (3, 20, 20)),
+    ],
 )
 def test_the_sum_of_clipped_gradients_is_that_of_autograd(name: str, shape: tuple[int, ...]) -> None:
     model = build_model(name, shape, 5, 1, torch.Generator().manual_seed(0)).to(memory_format=torch.channels_last)
@@ -155,6 +163,28 @@ def test_the_sum_of_clipped_gradients_is_that_of_autograd(name: str, shape: tupl
         assert total == pytest.approx(float(losses(batch).sum().detach()), rel=1e-5)
         for parameter, expected in zip(parameters, wanted, strict=True):
             torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-5 * bound)
+
+
+def test_a_layer_that_is_used_twice_has_no_gradients_of_examples() -> None:
+    layer, none = torch.nn.Linear(2, 2), torch.zeros(1, dtype=torch.long)
+
+    def losses(of: Batch) -> torch.Tensor:
+        out: torch.Tensor = layer(layer(of.x))
+        return out.sum(1)
+
+    with clipping(layer, 1.0) as clipper, pytest.raises(RuntimeError, match="is used twice for one batch"):
+        clipper.sum_gradients(list(layer.parameters()), losses, Batch(torch.ones(1, 2), none, none))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"groups": 2}, {"padding": 1, "padding_mode": "circular"}, {"padding": "same"}],
+    ids=["groups", "mode", "same"],
+)
+def test_a_convolution_that_is_not_computed_is_refused(how: dict[str, Any]) -> None:
+    check_examples(torch.nn.Conv2d(2, 2, 3, padding=1, stride=2, dilation=2), "own")
+    with pytest.raises(ConfigError, match=r"model = 'own': .* its Conv2d has none that Floret computes"):
+        check_examples(torch.nn.Conv2d(2, 2, 3, **how), "own")
 
 
 def test_an_example_without_a_finite_gradient_counts_as_zero() -> None:
@@ -813,12 +843,20 @@ def test_what_fails_on_protected_data_is_told_to_the_owner_alone(
     assert "train.npz: array y" in site.refusal("query.describe")
 
 
-def test_a_norm_is_right_where_squares_are_not() -> None:
-    layer = torch.nn.Linear(2, 2).train()
-    x = torch.full((1, 2), 1e19)
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (torch.nn.Linear(2, 2), (2,)),
+        (torch.nn.Conv2d(2, 4, 1), (2, 1, 1)),  # fewer pairs of places than weights
+        (torch.nn.Conv2d(2, 4, 1), (2, 4, 4)),  # more
+    ],
+)
+def test_a_norm_is_right_where_squares_are_not(layer: torch.nn.Module, shape: tuple[int, ...]) -> None:
+    x = torch.full((1, *shape), 1e19)
 
     def losses(of: Batch) -> torch.Tensor:
-        return torch.sum(layer(of.x) * 1e-23, dim=1)
+        out: torch.Tensor = layer(of.x) * 1e-23
+        return out.flatten(1).sum(1)
 
     with clipping(layer, 1e-4) as clipper:
         one = torch.zeros(1, dtype=torch.long)

@@ -39,7 +39,9 @@ class Noise:
 
     def normal(self, shape: tuple[int, ...], deviation: float) -> np.ndarray:
         """Return float64 values of this standard deviation."""
-        return self.generator.standard_normal(shape) * deviation
+        values = self.generator.standard_normal(shape)
+        values *= deviation
+        return values
 
     def once(self, shape: tuple[int, ...], deviation: float) -> np.ndarray:
         """Return noise for what is released as it is, and not after many more steps: each value a sum of four draws.
