@@ -24,7 +24,7 @@ from models import build_model, tensor_names
 from tests.harness import run_config
 
 CLASSES = 10
-SHAPES = {"mlp": (1, 28, 28), "cnn2": (1, 28, 28), "cnn3": (3, 32, 32), "resnet18": (3, 32, 32)}
+SHAPES = {"mlp": (1, 28, 28), "cnn2": (1, 28, 28), "cnn3": (3, 32, 32), "cnn5": (3, 32, 32), "resnet18": (3, 32, 32)}
 # Model, batch size, training samples.
 SIZES = (("cnn2", 64, 640), ("cnn2", 10, 200), ("cnn3", 64, 640), ("resnet18", 8, 16))
 EPOCHS = 2

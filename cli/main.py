@@ -5,6 +5,7 @@ import sys
 import click
 
 from cli.certificates import certificates
+from cli.curve import curve
 from cli.evidence import evidence
 from cli.fit import fit
 from cli.listing import list_names
@@ -48,6 +49,7 @@ def floret(context: click.Context) -> None:
 
 
 floret.add_command(certificates)
+floret.add_command(curve)
 floret.add_command(evidence)
 floret.add_command(export)
 floret.add_command(fit)

@@ -1,0 +1,208 @@
+"""Accuracy over the values of a key, from sweeps: a table and a picture with a panel for each part of a study."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, pstdev
+from typing import Any, Self
+
+from markupsafe import escape
+
+from common.durable import write_whole
+from common.errors import FloretError
+from results.report_charts import MUTED, SETTINGS, painted, style
+from results.sweep import markdown
+from results.text import percent_over_runs, plain
+
+_PANEL, _HEIGHT = 400, 340  # px of a panel
+MEASURES = {"after": "test", "before": "before", "worst decile": "worst_decile"}
+Summary = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The runs of the sweeps of one name.
+
+    Attributes:
+        name: its heading.
+        lines: by name of the line and by value of the key, what each seed measured; None for sweeps without the key.
+        seeds: of all runs, in order.
+    """
+
+    name: str
+    lines: Mapping[str, Mapping[float | None, Sequence[Summary]]]
+    seeds: tuple[int, ...]
+
+    @classmethod
+    def of(cls, name: str, key: str, runs: Sequence[tuple[Path, Mapping[str, Any], Summary]]) -> Self:
+        """Return the panel of runs, each the file that it is of, its keys, and what it measured.
+
+        Raises:
+            FloretError: a value of the key is no number, or two runs have the same keys.
+        """
+        lines: dict[str, dict[float | None, dict[int, Summary]]] = {}
+        for file, keys, summary in runs:
+            others = dict(keys)
+            value, seed = others.pop(key, None), int(others.pop("seed", 0))
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise FloretError(f"{file}: {key} = {value!r}: a curve is over the values of a number")
+            line = ", ".join(v if k == "method" else f"{k}={plain(v)}" for k, v in others.items()) or "all"
+            seen = lines.setdefault(line, {}).setdefault(value if value is None else float(value), {})
+            if seed in seen:
+                raise FloretError(f"{file}: {name}: two runs of {line} have {key} = {value} and seed {seed}")
+            seen[seed] = summary
+        seeds = {seed for line in lines.values() for each in line.values() for seed in each}
+        sorted_ = {
+            line: {value: [each[seed] for seed in sorted(each)] for value, each in values.items()}
+            for line, values in lines.items()
+        }
+        return cls(name, sorted_, tuple(sorted(seeds)))
+
+    @property
+    def values(self) -> list[float | None]:
+        """The values of the key in order, and None last."""
+        found = {value for values in self.lines.values() for value in values}
+        return [*sorted(v for v in found if v is not None), *([None] if None in found else [])]
+
+    def accuracies(self, line: str, value: float | None, measure: str) -> list[float]:
+        """Return what each seed measured, in [0, 1]."""
+        return [float(s[measure]) for s in self.lines[line].get(value, ()) if s[measure] is not None]
+
+
+@dataclass(frozen=True)
+class Study:
+    """Sweeps over one key.
+
+    Attributes:
+        key: the key of the horizontal axis.
+        without: what the place of sweeps without the key is called.
+        panels: in order.
+        sweeps: what they were read from: by panel, each sweep.json's contents.
+    """
+
+    key: str
+    without: str
+    panels: tuple[Panel, ...]
+    sweeps: Mapping[str, Sequence[Mapping[str, Any]]]
+
+    @classmethod
+    def read(cls, key: str, without: str, folders: Sequence[tuple[str, Path]]) -> Self:
+        """Return the study of sweeps' folders, each with the name of its panel.
+
+        Raises:
+            FloretError: a sweep.json cannot be read or does not fit, or no sweep of a panel has the key.
+        """
+        runs: dict[str, list[tuple[Path, Mapping[str, Any], Summary]]] = {}
+        sweeps: dict[str, list[Mapping[str, Any]]] = {}
+        for name, folder in folders:
+            file = folder / "sweep.json"
+            try:
+                sweep = json.loads(file.read_text(encoding="utf-8"))
+                found = [(file, dict(run["keys"]), run["summary"]) for run in sweep["runs"] if run["summary"]]
+                for _, _, summary in found:
+                    _ = [None if summary[each] is None else float(summary[each]) for each in MEASURES.values()]
+            except (OSError, KeyError, TypeError, ValueError) as error:
+                raise FloretError(f"{file}: is not the sweep.json of a sweep ({error})") from error
+            runs.setdefault(name, []).extend(found)
+            sweeps.setdefault(name, []).append(sweep)
+        panels = tuple(Panel.of(name, key, each) for name, each in runs.items())
+        for panel in panels:
+            if all(value is None for value in panel.values):
+                raise FloretError(f"{panel.name}: no finished run of its sweeps has {key} in the grid")
+        return cls(key, without, panels, sweeps)
+
+    def write(self, output: Path) -> list[Path]:
+        """Write the picture, the tables and what both are made of beside each other; return the files."""
+        data = {"key": self.key, "without": self.without, "sweeps": self.sweeps}
+        files = {
+            ".svg": self.picture(),
+            ".md": self.page(),
+            ".json": json.dumps(data, indent=1) + "\n",
+        }
+        for suffix, text in files.items():
+            write_whole(output.with_name(output.name + suffix), text.encode())
+        return [output.with_name(output.name + suffix) for suffix in files]
+
+    def page(self) -> str:
+        """Return the tables as Markdown: mean ± standard deviation over seeds, percent."""
+        parts = []
+        for panel in self.panels:
+            seeds = ", ".join(map(str, panel.seeds))
+            parts.append(f"## {panel.name}\n\nAccuracy on the test split in percent, seeds {seeds}.")
+            for shown, measure in MEASURES.items():
+                head = [f"{shown}; {self.key}", *map(self._shown, panel.values)]
+                rows = [
+                    [
+                        f"`{line}`",
+                        *(percent_over_runs(panel.accuracies(line, value, measure)) for value in panel.values),
+                    ]
+                    for line in panel.lines
+                ]
+                parts.append(markdown(head, rows))
+        return "\n\n".join(parts) + "\n"
+
+    def picture(self) -> str:
+        """Return accuracy after local training as an SVG document, which also has the numbers as text."""
+        width = _PANEL * len(self.panels)
+
+        def paint(figure: Any) -> None:
+            all_axes = figure.subplots(1, len(self.panels), squeeze=False, sharey=True)[0]
+            names = list(dict.fromkeys(line for panel in self.panels for line in panel.lines))
+            for axes, panel in zip(all_axes, self.panels, strict=True):
+                self._draw(axes, panel, names)
+            all_axes[0].set_ylabel("accuracy after local training, %")
+            handles = [
+                axis for i, name in enumerate(names) for axis in all_axes[0].plot([], [], **_style(i), label=name)
+            ]
+            figure.legend(handles=handles, loc="outside upper left", ncols=min(len(names), 2 * len(self.panels)))
+
+        svg = painted(width, _HEIGHT, paint, SETTINGS | {"figure.facecolor": "white"})
+        text = escape("\n".join(self._says(panel) for panel in self.panels))
+        opening = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" width="{width}" '
+            f'height="{_HEIGHT}" viewBox="0 0 {width} {_HEIGHT}" role="img">\n'
+            f"<title>Accuracy over {escape(self.key)}</title>\n<desc>{text}</desc>"
+        )
+        return re.sub(r"<svg[^>]*>", lambda _: opening, svg, count=1)
+
+    def _draw(self, axes: Any, panel: Panel, names: Sequence[str]) -> None:
+        places = {value: place for place, value in enumerate(panel.values)}
+        for line in panel.lines:
+            # Lines a little beside each other: where they meet, deviations would hide each other.
+            aside = 0.06 * (names.index(line) - (len(names) - 1) / 2)
+            found = {value: [100 * a for a in panel.accuracies(line, value, "test")] for value in panel.values}
+            shown = {places[value]: values for value, values in found.items() if values}
+            how = _style(names.index(line))
+            for x, values in shown.items():
+                spread = pstdev(values)
+                axes.plot(
+                    [x + aside] * 2, [mean(values) - spread, mean(values) + spread], color=how["color"], linewidth=1.2
+                )
+            joined = [x for x in shown if panel.values[x] is not None]
+            axes.plot([x + aside for x in joined], [mean(shown[x]) for x in joined], **how)
+            for x in set(shown) - set(joined):
+                axes.plot(x + aside, mean(shown[x]), **how)
+        axes.set_xticks(range(len(places)), [self._shown(value) for value in panel.values])
+        axes.set_xlabel(self.key)
+        axes.set_title(panel.name, fontsize=12, loc="left", color=MUTED)
+
+    def _says(self, panel: Panel) -> str:
+        lines = (
+            f"{line}: "
+            + ", ".join(
+                f"{self._shown(value)} {percent_over_runs(panel.accuracies(line, value, 'test'))}"
+                for value in panel.values
+            )
+            for line in panel.lines
+        )
+        return f"{panel.name}, {self.key}: {'; '.join(lines)}."
+
+    def _shown(self, value: float | None) -> str:
+        return self.without if value is None else plain(value)
+
+
+def _style(number: int) -> dict[str, Any]:
+    colour, dashes = style(number)
+    return {"color": colour, "dashes": dashes or (None, None), "marker": "osD^v"[number % 5], "markersize": 5}

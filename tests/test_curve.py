@@ -1,0 +1,120 @@
+"""Curves over a key's values: what is a line and a panel, tables, the picture, and files that are none."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from cli.main import floret
+from common.errors import FloretError
+from results.curve import Study
+
+KEY = "privacy.epsilon"
+
+
+def write_sweep(folder: Path, *keys: dict[str, Any], offset: float = 0.0) -> Path:
+    """Write a sweep whose accuracies follow from its keys: 0.5 + epsilon / 100 + seed / 1000 + offset."""
+    runs = [
+        {
+            "keys": each,
+            "summary": {
+                "test": 0.5 + each.get(KEY, 20) / 100 + each["seed"] / 1000 + offset,
+                "before": 0.4,
+                "worst_decile": None,
+            },
+        }
+        for each in keys
+    ]
+    folder.mkdir()
+    (folder / "sweep.json").write_text(json.dumps({"grid": [], "runs": runs}))
+    return folder
+
+
+@pytest.fixture
+def sweeps(tmp_path: Path) -> list[str]:
+    private = [{"method": m, KEY: e, "seed": s} for m in ("fedavg", "fedper") for e in (8.0, 1.0) for s in (0, 2)]
+    plain = [{"method": m, "seed": s} for m in ("fedavg", "fedper") for s in (0, 2)]
+    folders = {
+        "10 clients": [write_sweep(tmp_path / "a", *private), write_sweep(tmp_path / "b", *plain)],
+        "100 clients": [write_sweep(tmp_path / "c", {"method": "fedavg", KEY: 1.0, "seed": 0}, offset=-0.1)],
+    }
+    return [f"{name}={folder}" for name, each in folders.items() for folder in each]
+
+
+def test_the_tables(tmp_path: Path, sweeps: list[str]) -> None:
+    output = tmp_path / "found"
+    done = CliRunner().invoke(floret, ["curve", KEY, *sweeps, "-o", str(output)], catch_exceptions=False)
+    written = [f"written: {output}{suffix}" for suffix in (".svg", ".md", ".json")]
+    assert done.output.splitlines()[:4] == [*written, ""]
+    page = (tmp_path / "found.md").read_text()
+    assert done.output.endswith(page)
+    lines = page.splitlines()
+    assert lines[:8] == [
+        "## 10 clients",
+        "",
+        "Accuracy on the test split in percent, seeds 0, 2.",
+        "",
+        "| after; privacy.epsilon | 1 | 8 | none |",
+        "|---|---|---|---|",
+        "| `fedavg` | 51.1 ± 0.1 | 58.1 ± 0.1 | 70.1 ± 0.1 |",
+        "| `fedper` | 51.1 ± 0.1 | 58.1 ± 0.1 | 70.1 ± 0.1 |",
+    ]
+    assert "| `fedavg` | 40.0 ± 0.0 | 40.0 ± 0.0 | 40.0 ± 0.0 |" in lines
+    assert "| `fedavg` | - | - | - |" in lines  # no worst decile was measured
+    assert lines[lines.index("## 100 clients") + 4 :][:3] == [
+        "| after; privacy.epsilon | 1 |",
+        "|---|---|",
+        "| `fedavg` | 41.0 |",
+    ]
+
+
+def test_the_picture_says_its_numbers_and_comes_again(tmp_path: Path, sweeps: list[str]) -> None:
+    folders = [(name, Path(folder)) for name, folder in (text.split("=") for text in sweeps)]
+    pictures = [Study.read(KEY, "no privacy", folders).picture() for _ in range(2)]
+    assert pictures[0] == pictures[1]
+    root = ElementTree.fromstring(pictures[0])
+    texts = ["".join(node.itertext()) for node in root.iter() if node.tag.endswith("text")]
+    for shown in ("10 clients", "100 clients", "fedavg", "fedper", "1", "8", "no privacy", KEY):
+        assert shown in texts
+    says = next("".join(node.itertext()) for node in root.iter() if node.tag.endswith("desc"))
+    assert says.splitlines()[0] == (
+        "10 clients, privacy.epsilon: fedavg: 1 51.1 ± 0.1, 8 58.1 ± 0.1, no privacy 70.1 ± 0.1; "
+        "fedper: 1 51.1 ± 0.1, 8 58.1 ± 0.1, no privacy 70.1 ± 0.1."
+    )
+
+
+def test_what_both_are_made_of_is_kept(tmp_path: Path, sweeps: list[str]) -> None:
+    folders = [(name, Path(folder)) for name, folder in (text.split("=") for text in sweeps)]
+    Study.read(KEY, "none", folders).write(tmp_path / "v1.5")
+    kept = json.loads((tmp_path / "v1.5.json").read_text())
+    assert [len(sweep["runs"]) for sweep in kept["sweeps"]["10 clients"]] == [8, 4]
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        (
+            [{"seed": 0, "method": "fedavg"}],
+            "10 clients: no finished run of its sweeps has privacy.epsilon in the grid",
+        ),
+        ([{"seed": 0, KEY: 1.0}, {"seed": 0, KEY: 1.0}], "two runs of all have privacy.epsilon = 1.0 and seed 0"),
+        ([{"seed": 0, KEY: True}], "privacy.epsilon = True: a curve is over the values of a number"),
+    ],
+)
+def test_what_makes_no_curve_is_refused(tmp_path: Path, keys: list[dict[str, Any]], reason: str) -> None:
+    folder = write_sweep(tmp_path / "sweep", *keys)
+    with pytest.raises(FloretError, match=re.escape(reason)):
+        Study.read(KEY, "none", [("10 clients", folder)])
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"runs": [{"keys": {}, "summary": {"test": "much"}}]}'])
+def test_what_is_no_sweep_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "sweep.json").write_text(text)
+    with pytest.raises(FloretError, match=r"sweep\.json: is not the sweep\.json of a sweep"):
+        Study.read(KEY, "none", [("10 clients", tmp_path)])
+    result = CliRunner().invoke(floret, ["curve", KEY, "sweeps/ten", "-o", str(tmp_path / "x")])
+    assert "must be like '10 clients=sweeps/ten'" in str(result.exception)
