@@ -1,6 +1,8 @@
 """Differential privacy: formulas by hand, gradients against autograd, what leaves a node, and attacks on the ledger."""
 
 import math
+import os
+import time
 from collections import Counter
 from dataclasses import replace
 from multiprocessing import get_context
@@ -749,6 +751,22 @@ def test_a_node_stops_at_its_own_budget_whatever_the_server_says(tmp_path: Path)
     assert reason.startswith("this node's policy has max-epsilon = 5 with delta = 1e-05; it has spent ")
     # What would have cost too much has not been paid for either.
     assert [line.release for line in Ledger.of(tmp_path / "state", "site").lines()] == spent
+
+
+def test_a_clock_that_is_set_back_gives_nothing_back(tmp_path: Path) -> None:
+    site = Site(tmp_path, "max-epsilon: 5\ndelta: 1e-5\nleaves: [extractor]\n")
+    keys, refused = {**PROTECTED, "privacy__noise": 1.5, "privacy__epsilon": 0.0}, []
+    for asked in range(12):
+        now = 1.7e9 - 1e8 * asked
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(time, "time", lambda now=now: now)
+            refused.append("error" in site.ask("train", shared(initial()), **keys))
+        for file in (tmp_path / "state" / ".privacy").iterdir():
+            os.utime(file, (now, now))
+    assert refused == sorted(refused)  # at the budget it ends, for good
+    assert 0 < sum(refused) < 12
+    spent = [line.release for line in Ledger.of(tmp_path / "state", "site").lines()]
+    assert 3 < epsilon_of(spent, 1e-5) <= 5
 
 
 def test_a_damaged_ledger_lets_nothing_leave(tmp_path: Path) -> None:
