@@ -14,10 +14,13 @@ from common.durable import write_whole
 from common.errors import FloretError
 from results.report_charts import MUTED, SETTINGS, painted, style
 from results.sweep import markdown
+from results.tables import environment_notes
 from results.text import percent_over_runs, plain
 
 _PANEL, _HEIGHT = 400, 340  # px of a panel
 MEASURES = {"after": "test", "before": "before", "worst decile": "worst_decile"}
+# Of one machine, and no part of what was run.
+_PATHS = re.compile(r"""\b(data-dir|output-dir)\s*=\s*("[^"]*"|'[^']*')\s*""")
 Summary = Mapping[str, Any]
 
 
@@ -79,13 +82,15 @@ class Study:
         key: the key of the horizontal axis.
         without: what the place of sweeps without the key is called.
         panels: in order.
-        sweeps: what they were read from: by panel, each sweep.json's contents.
+        sweeps: what they were read from: by panel, each sweep.json without what a run says of itself.
+        about: of each run that says it, with which commit, machine and versions it was made.
     """
 
     key: str
     without: str
     panels: tuple[Panel, ...]
     sweeps: Mapping[str, Sequence[Mapping[str, Any]]]
+    about: Sequence[Mapping[str, Any]]
 
     @classmethod
     def read(cls, key: str, without: str, folders: Sequence[tuple[str, Path]]) -> Self:
@@ -96,6 +101,7 @@ class Study:
         """
         runs: dict[str, list[tuple[Path, Mapping[str, Any], Summary]]] = {}
         sweeps: dict[str, list[Mapping[str, Any]]] = {}
+        about: list[Mapping[str, Any]] = []
         for name, folder in folders:
             file = folder / "sweep.json"
             try:
@@ -106,16 +112,24 @@ class Study:
             except (OSError, KeyError, TypeError, ValueError) as error:
                 raise FloretError(f"{file}: is not the sweep.json of a sweep ({error})") from error
             runs.setdefault(name, []).extend(found)
-            sweeps.setdefault(name, []).append(sweep)
+            about += [run["about"] for run in sweep["runs"] if "about" in run]
+            shown = [{"keys": keys, "summary": summary} for _, keys, summary in found]
+            same = _PATHS.sub("", str(sweep.get("run-config", "")))
+            sweeps.setdefault(name, []).append({**sweep, "run-config": same, "runs": shown})
         panels = tuple(Panel.of(name, key, each) for name, each in runs.items())
         for panel in panels:
             if all(value is None for value in panel.values):
                 raise FloretError(f"{panel.name}: no finished run of its sweeps has {key} in the grid")
-        return cls(key, without, panels, sweeps)
+        return cls(key, without, panels, sweeps, about)
 
     def write(self, output: Path) -> list[Path]:
         """Write the picture, the tables and what both are made of beside each other; return the files."""
-        data = {"key": self.key, "without": self.without, "sweeps": self.sweeps}
+        data = {
+            "key": self.key,
+            "without": self.without,
+            "environment": environment_notes(self.about),
+            "sweeps": self.sweeps,
+        }
         files = {
             ".svg": self.picture(),
             ".md": self.page(),
@@ -127,10 +141,11 @@ class Study:
 
     def page(self) -> str:
         """Return the tables as Markdown: mean ± standard deviation over seeds, percent."""
-        parts = []
+        parts = ["\n".join(f"- {note}" for note in environment_notes(self.about))] if self.about else []
         for panel in self.panels:
             seeds = ", ".join(map(str, panel.seeds))
             parts.append(f"## {panel.name}\n\nAccuracy on the test split in percent, seeds {seeds}.")
+            parts.append("\n".join(f"- `{' '.join(self._keys(sweep))}`" for sweep in self.sweeps[panel.name]))
             for shown, measure in MEASURES.items():
                 head = [f"{shown}; {self.key}", *map(self._shown, panel.values)]
                 rows = [
@@ -187,6 +202,10 @@ class Study:
         axes.set_xticks(range(len(places)), [self._shown(value) for value in panel.values])
         axes.set_xlabel(self.key)
         axes.set_title(panel.name, fontsize=12, loc="left", color=MUTED)
+
+    @staticmethod
+    def _keys(sweep: Mapping[str, Any]) -> list[str]:
+        return [*sweep.get("grid", ()), *filter(None, (sweep.get("run-config"), sweep.get("federation-config")))]
 
     def _says(self, panel: Panel) -> str:
         lines = (

@@ -192,7 +192,7 @@ class Fit:
             "*distance* is the mean over rows and columns of |ours - reported| in points, *offset* that of ours - "
             "reported; the columns after it have the distance if the same runs are read in other ways. A row's number "
             "is ours, in percent, its difference to the reported one in brackets.",
-            *environment_notes([trial.run for trial in self.trials]),
+            *environment_notes([trial.run.about for trial in self.trials]),
         ]
         text = [f"# {experiment.title}: settings that the paper does not print", ""]
         text += [*(f"- {note}" for note in notes), "", markdown(head, lines)]

@@ -174,7 +174,7 @@ class ExperimentResults:
         total = sum(run.seconds or 0.0 for run in self.runs.values())
         seeds = ", ".join(map(str, self.seeds()))
         notes.append(f"{len(self.runs)} of {len(self.planned)} runs (seeds {seeds}), {total / 60:.0f} minutes of runs.")
-        return notes + environment_notes(list(self.runs.values()))
+        return notes + environment_notes([run.about for run in self.runs.values()])
 
     def data(self) -> dict[str, Any]:
         """Return everything as JSON."""
@@ -292,11 +292,15 @@ def number(value: float | None, form: str = ".2f") -> str:
     return "-" if value is None else format(value, form)
 
 
-def environment_notes(runs: Sequence[MeasuredRun]) -> list[str]:
-    """Return of which commit, on which machine and with which versions runs were made, a sentence each."""
+def environment_notes(abouts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return of which commit, on which machine and with which versions runs were made, a sentence each.
+
+    Args:
+        abouts: what the runs say of themselves; see ``results.runs.Outcome``.
+    """
     notes = []
     for key, text in (("commit", "Commit"), ("machine", "Machine"), ("versions", "Versions")):
-        found = {_plain(key, run.about[key]) for run in runs}
+        found = {_plain(key, about[key]) for about in abouts}
         notes += [f"{text}: {'; '.join(sorted(found))}."] if found else []
     return notes
 

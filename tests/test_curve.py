@@ -14,6 +14,7 @@ from common.errors import FloretError
 from results.curve import Study
 
 KEY = "privacy.epsilon"
+SAME = 'data-dir="/a folder" model="mlp"'
 
 
 def write_sweep(folder: Path, *keys: dict[str, Any], offset: float = 0.0) -> Path:
@@ -21,6 +22,7 @@ def write_sweep(folder: Path, *keys: dict[str, Any], offset: float = 0.0) -> Pat
     runs = [
         {
             "keys": each,
+            "about": {"commit": "c0ffee", "machine": {"cpus": 2, "cpu": "x", "gpus": []}, "versions": {"python": "3"}},
             "summary": {
                 "test": 0.5 + each.get(KEY, 20) / 100 + each["seed"] / 1000 + offset,
                 "before": 0.4,
@@ -30,7 +32,9 @@ def write_sweep(folder: Path, *keys: dict[str, Any], offset: float = 0.0) -> Pat
         for each in keys
     ]
     folder.mkdir()
-    (folder / "sweep.json").write_text(json.dumps({"grid": [], "runs": runs}))
+    (folder / "sweep.json").write_text(
+        json.dumps({"grid": ["seed=[0, 2]"], "run-config": SAME, "federation-config": "num-supernodes=2", "runs": runs})
+    )
     return folder
 
 
@@ -53,10 +57,16 @@ def test_the_tables(tmp_path: Path, sweeps: list[str]) -> None:
     page = (tmp_path / "found.md").read_text()
     assert done.output.endswith(page)
     lines = page.splitlines()
-    assert lines[:8] == [
+    assert lines[:15] == [
+        "- Commit: c0ffee.",
+        "- Machine: 2 CPUs, x.",
+        "- Versions: python 3.",
+        "",
         "## 10 clients",
         "",
         "Accuracy on the test split in percent, seeds 0, 2.",
+        "",
+        *['- `seed=[0, 2] model="mlp" num-supernodes=2`'] * 2,
         "",
         "| after; privacy.epsilon | 1 | 8 | none |",
         "|---|---|---|---|",
@@ -65,7 +75,7 @@ def test_the_tables(tmp_path: Path, sweeps: list[str]) -> None:
     ]
     assert "| `fedavg` | 40.0 ± 0.0 | 40.0 ± 0.0 | 40.0 ± 0.0 |" in lines
     assert "| `fedavg` | - | - | - |" in lines  # no worst decile was measured
-    assert lines[lines.index("## 100 clients") + 4 :][:3] == [
+    assert lines[lines.index("## 100 clients") + 6 :][:3] == [
         "| after; privacy.epsilon | 1 |",
         "|---|---|",
         "| `fedavg` | 41.0 |",
@@ -92,6 +102,8 @@ def test_what_both_are_made_of_is_kept(tmp_path: Path, sweeps: list[str]) -> Non
     Study.read(KEY, "none", folders).write(tmp_path / "v1.5")
     kept = json.loads((tmp_path / "v1.5.json").read_text())
     assert [len(sweep["runs"]) for sweep in kept["sweeps"]["10 clients"]] == [8, 4]
+    assert kept["environment"][0] == "Commit: c0ffee."
+    assert "a folder" not in (tmp_path / "v1.5.json").read_text()
 
 
 @pytest.mark.parametrize(
