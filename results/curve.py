@@ -141,7 +141,8 @@ class Study:
 
     def page(self) -> str:
         """Return the tables as Markdown: mean ± standard deviation over seeds, percent."""
-        parts = ["\n".join(f"- {note}" for note in environment_notes(self.about))] if self.about else []
+        notes = ["\n".join(f"- {note}" for note in environment_notes(self.about))] if self.about else []
+        parts = [f"# Accuracy over {self.key}", *notes]
         for panel in self.panels:
             seeds = ", ".join(map(str, panel.seeds))
             parts.append(f"## {panel.name}\n\nAccuracy on the test split in percent, seeds {seeds}.")

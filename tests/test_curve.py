@@ -57,7 +57,9 @@ def test_the_tables(tmp_path: Path, sweeps: list[str]) -> None:
     page = (tmp_path / "found.md").read_text()
     assert done.output.endswith(page)
     lines = page.splitlines()
-    assert lines[:15] == [
+    assert lines[:17] == [
+        "# Accuracy over privacy.epsilon",
+        "",
         "- Commit: c0ffee.",
         "- Machine: 2 CPUs, x.",
         "- Versions: python 3.",
