@@ -172,7 +172,7 @@ class Study:
             handles = [
                 axis for i, name in enumerate(names) for axis in all_axes[0].plot([], [], **_style(i), label=name)
             ]
-            figure.legend(handles=handles, loc="outside upper left", ncols=min(len(names), 2 * len(self.panels)))
+            figure.legend(handles=handles, loc="outside upper left", ncols=min(len(names), 3 * len(self.panels)))
 
         svg = painted(width, _HEIGHT, paint, SETTINGS | {"figure.facecolor": "white"})
         text = escape("\n".join(self._says(panel) for panel in self.panels))
