@@ -22,7 +22,7 @@ class Batch:
     stages: tuple[Tensor, list[Tensor]] | None = None
 
     def at(self, rows: Tensor) -> "Batch":
-        """Return the samples that ``rows``, (n,) of bool, says."""
+        """Return the samples that ``rows`` says, (n,) of bool or any number of positions."""
         return Batch(self.x[rows], self.y[rows], self.index[rows])
 
 

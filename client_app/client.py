@@ -706,7 +706,7 @@ class FloretClient(NumPyClient):
                     thaw()
                     optimizer.zero_grad()
                     batch = batch_of(self.data.train, torch.from_numpy(index).to(self.device))
-                    exact = torch.backends.cudnn.flags(allow_tf32=False)
+                    exact = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
                     with exact, clipping(self.model, self.config.privacy.clip) as clipper:
                         value = clipper.sum_gradients(phase.parameters, losses, batch)
                     self._add_noise(phase.parameters)

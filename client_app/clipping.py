@@ -17,6 +17,10 @@ from torch.nn.grad import conv2d_weight
 from client_app.batches import Batch
 
 Losses = Callable[[Batch], Tensor]
+# Norms and inputs up to here times their factors are far from what float32 cannot hold.
+_MOST = 1e30
+# With fewer rows, libraries compute a row in another order of sums, so it would depend on how many others there are.
+_FEWEST = 4
 
 
 class _Linear:
@@ -59,19 +63,29 @@ class _FewPlaces:
 
     @staticmethod
     def suits(layer: nn.Conv2d, slopes: Tensor) -> bool:
-        """Return whether the products for each two places are fewer than the weights."""
+        """Return whether the products for each two places, of patches and of slopes, are fewer than the weights."""
         places = slopes.shape[2] * slopes.shape[3]
         return 2 * places**2 < layer.weight.numel()
 
     def squares(self) -> Tensor:
-        """Return the squared norms of the examples' gradients, (batch,), float64."""
+        """Return upper bounds of the squared norms of the examples' gradients, (batch,), float64.
+
+        Where slopes cancel over places, the norm is small and the sum that ``add`` computes, in float32, may be little
+        but rounding. So a bound of its rounding is added, from the sizes of what is summed.
+        """
         layer, slopes = self._layer, self._slopes.flatten(2).double()
         found = slopes.sum(2).square().sum(1) * _trained(layer.bias)
+        products = slopes.mT @ slopes
+        sizes = _roots(products)
+        summed = sizes.sum(1) * _trained(layer.bias)
         if layer.weight.requires_grad:
             inputs, padding = self._inputs.double().contiguous(), cast(tuple[int, int], layer.padding)
             patches = unfold(inputs, layer.kernel_size, layer.dilation, padding, layer.stride)
-            found = found + ((patches.mT @ patches) * (slopes.mT @ slopes)).sum((1, 2))
-        return found
+            of_patches = patches.mT @ patches
+            found = found + (of_patches * products).sum((1, 2))
+            summed = summed + (sizes * _roots(of_patches)).sum(1)
+        rounding = 2.0**-18 + slopes.shape[2] * 2.0**-23
+        return found.clamp(min=0) + (rounding * summed).square()
 
     def add(self, factors: Tensor) -> None:
         """Add the sum of the examples' gradients, each times its factor, to the layer's ``grad``."""
@@ -133,7 +147,8 @@ class Clipping:
     def sum_gradients(self, parameters: Sequence[nn.Parameter], losses: Losses, batch: Batch) -> float:
         """Leave the sum in the parameters' ``grad`` and return the sum of the losses.
 
-        An example whose gradient is not finite counts as zero; an empty batch gives zeros.
+        An example whose gradient is not finite, or larger than can be clipped in float32, counts as zero, and the rest
+        of the batch is computed again; an empty batch gives zeros.
 
         Args:
             parameters: those that require gradients, all of them.
@@ -142,23 +157,27 @@ class Clipping:
         """
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
-        while len(batch.y):
-            self._seen.clear()
-            values = losses(batch)
+        total = 0.0
+        while count := len(batch.y):
+            values = losses(_padded(batch))
             slopes = torch.autograd.grad(values.sum(), [edge for _, edge in self._seen.values()])
             shares = [
                 _share(layer, inputs, slope)
                 for (layer, (inputs, _)), slope in zip(self._seen.items(), slopes, strict=True)
             ]
-            norms = torch.stack([share.squares() for share in shares]).sum(0).sqrt()
-            fine = torch.isfinite(norms)
+            norms = torch.stack([share.squares() for share in shares]).sum(0).sqrt()[:count]
+            inputs = torch.stack([_largest(inputs) for inputs, _ in self._seen.values()]).amax(0)[:count]
+            self._seen.clear()
+            fine = (norms <= _MOST) & (inputs <= _MOST)
             if fine.all():
-                factors = (self._bound / (norms + 1e-6)).clamp(max=1.0).float()
+                factors = torch.zeros_like(values)
+                factors[:count] = (self._bound / (norms + 1e-6)).clamp(max=1.0)
                 for share in shares:
                     share.add(factors)
-                return float(values.detach().sum())
+                total = float(values[:count].detach().sum())
+                break
             batch = batch.at(fine)
-        return 0.0
+        return total
 
     def _see(self, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
         if not torch.is_grad_enabled():
@@ -184,6 +203,23 @@ def _share(layer: nn.Module, inputs: Tensor, slopes: Tensor) -> _Share:
     if isinstance(layer, nn.Conv2d):
         return (_FewPlaces if _FewPlaces.suits(layer, slopes) else _FewWeights)(layer, inputs, slopes)
     raise TypeError(f"{layer} with inputs {tuple(inputs.shape)}: the gradients of its examples are not computed")
+
+
+def _padded(batch: Batch) -> Batch:
+    """Return the batch, a small one with its first row again and again at its end."""
+    count = len(batch.y)
+    if count >= _FEWEST:
+        return batch
+    rows = torch.arange(_FEWEST, device=batch.y.device)
+    return batch.at(rows.where(rows < count, 0))
+
+
+def _largest(inputs: Tensor) -> Tensor:
+    return inputs.flatten(1).abs().amax(1)
+
+
+def _roots(products: Tensor) -> Tensor:
+    return products.diagonal(dim1=1, dim2=2).sqrt()
 
 
 def _squares(rows: Tensor) -> Tensor:

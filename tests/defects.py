@@ -1803,8 +1803,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "a product of places is of one place",
-            "(patches.mT @ patches) * (slopes.mT @ slopes)",
-            "(patches.mT @ patches).diagonal(dim1=1, dim2=2)[:, None] * slopes.square().sum(1)[:, None]",
+            "(of_patches * products).sum((1, 2))",
+            "_roots(of_patches * products).square().sum(1)",
             f"{PRIVATE}::test_the_sum_of_clipped_gradients_is_that_of_autograd",
         ),
         (
@@ -1812,6 +1812,24 @@ DEFECTS: list[Defect] = [
             "return rows.double().square().sum(1)",
             "return rows.square().sum(1).double()",
             f"{PRIVATE}::test_a_norm_is_right_where_squares_are_not",
+        ),
+        (
+            "rounding over places is no part of a norm",
+            "return found.clamp(min=0) + (rounding * summed).square()",
+            "return found.clamp(min=0)",
+            f"{PRIVATE}::test_what_cancels_over_places_is_bounded_with_its_rounding",
+        ),
+        (
+            "what is too large for float32 is clipped",
+            "fine = (norms <= _MOST) & (inputs <= _MOST)",
+            "fine = torch.isfinite(norms)",
+            f"{PRIVATE}::test_what_is_too_large_to_be_clipped_counts_as_zero",
+        ),
+        (
+            "a row's rounding depends on how many others there are",
+            "if count >= _FEWEST:",
+            "if True:",
+            f"{PRIVATE}::test_a_small_batch_is_computed_as_one_of_four",
         ),
         (
             "a layer that is used twice counts once",

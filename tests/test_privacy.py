@@ -167,6 +167,117 @@ def test_the_sum_of_clipped_gradients_is_that_of_autograd(name: str, shape: tupl
             torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-5 * bound)
 
 
+@pytest.mark.parametrize("frozen", ["extractor", "head"])
+def test_frozen_parts_take_no_share_of_the_bound(frozen: str) -> None:
+    model = build_model("cnn2", (1, 20, 20), 5, 1, torch.Generator().manual_seed(0)).train()
+    getattr(model, frozen).requires_grad_(False)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    x, y = torch.randn(5, 1, 20, 20, generator=torch.Generator().manual_seed(1)), torch.arange(5)
+
+    def losses(of: Batch) -> torch.Tensor:
+        return F.cross_entropy(model(of.x), of.y, reduction="none")
+
+    bound, wanted = 0.5, [torch.zeros_like(parameter) for parameter in parameters]
+    for i in range(5):
+        one = torch.autograd.grad(losses(Batch(x[i : i + 1], y[i : i + 1], y[i : i + 1])).sum(), parameters)
+        factor = min(1.0, bound / math.sqrt(sum(float(part.square().sum()) for part in one)))
+        wanted = [total + part * factor for total, part in zip(wanted, one, strict=True)]
+    with clipping(model, bound) as clipper:
+        clipper.sum_gradients(parameters, losses, Batch(x, y, y))
+    for parameter, expected in zip(parameters, wanted, strict=True):
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-5)
+    assert all(parameter.grad is None for parameter in getattr(model, frozen).parameters())
+
+
+def size_of_one(layer: torch.nn.Module, x: torch.Tensor, slopes: torch.Tensor, bound: float) -> float:
+    """Return the norm of what an example adds to the sum, in units of the bound."""
+    none = torch.zeros(1, dtype=torch.long)
+    with clipping(layer, bound) as clipper:
+        clipper.sum_gradients(
+            list(layer.parameters()), lambda of: (layer(of.x) * slopes).flatten(1).sum(1), Batch(x, none, none)
+        )
+    sizes = [float(p.grad.double().square().sum()) for p in layer.parameters() if p.grad is not None]
+    return math.sqrt(sum(sizes)) / bound
+
+
+def test_what_cancels_over_places_is_bounded_with_its_rounding() -> None:
+    layer = torch.nn.Conv2d(16, 64, 1)  # fewer pairs of places than weights
+    values = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    # Sums to nothing, but only in exact arithmetic.
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(1))
+    slopes = torch.cat([values, -values], 1)[:, order].view(1, 64, 4, 4)
+    assert size_of_one(layer, torch.full((1, 16, 4, 4), 2.0**30), slopes, 1.0) <= 1.0001
+
+
+def test_an_example_of_a_whole_model_whose_gradients_cancel_stays_within_the_bound() -> None:
+    model = build_model("cnn2", (3, 32, 32), 10, 1, torch.Generator().manual_seed(0)).train()
+    small = 2.0**-24
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        parts = dict(model.named_parameters())
+        parts["extractor.conv1.bias"].fill_(1024)
+        parts["extractor.conv2.bias"].fill_(1e-12)
+        channels = len(parts["extractor.conv2.bias"])
+        places = parts["extractor.fc1.weight"].shape[1] // channels
+        generator = torch.Generator().manual_seed(0)
+        pattern = torch.zeros(channels, places)
+        for channel in range(channels):
+            where = torch.randperm(places, generator=generator)[:14]
+            pattern[channel, where] = torch.tensor([1.0, *[small] * 6, -1.0, *[-small] * 6]) * 800
+        parts["extractor.fc1.weight"][0] = pattern.flatten()
+        parts["extractor.fc1.bias"][0] = 1e-6
+        parts["head.weight"][1:, 0] = 20
+        parts["head.weight"][0, 0] = -20
+        parts["head.bias"][0] = 6
+    none = torch.zeros(1, dtype=torch.long)
+    with clipping(model, 1.0) as clipper:
+        clipper.sum_gradients(
+            list(model.parameters()),
+            lambda of: F.cross_entropy(model(of.x), of.y, reduction="none"),
+            Batch(torch.rand(1, 3, 32, 32, generator=generator) * 2 - 1, none, none),
+        )
+    size = math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters() if p.grad is not None))
+    assert size <= 1.0001
+
+
+@pytest.mark.parametrize(
+    ("layer", "x", "slope", "bound"),
+    [
+        (torch.nn.Linear(1, 1, bias=False), torch.full((1, 1), 1e20), 1.34e25, 1.0),
+        (torch.nn.Conv2d(4, 4, 1, bias=False), torch.full((1, 4, 1, 1), 0.25e20), 1.34e25, 1.0),
+        (torch.nn.Linear(2000, 50, bias=False), torch.full((1, 2000), 3e38), 1e-20, 1e-4),
+    ],
+)
+def test_what_is_too_large_to_be_clipped_counts_as_zero(
+    layer: torch.nn.Module, x: torch.Tensor, slope: float, bound: float
+) -> None:
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.zero_()
+    assert size_of_one(layer, x, torch.tensor(slope), bound) == 0
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 5])
+def test_a_small_batch_is_computed_as_one_of_four(count: int) -> None:
+    layer, rows = torch.nn.Linear(2, 2), []
+    x = torch.randn(count, 2, generator=torch.Generator().manual_seed(0))
+
+    def losses(of: Batch) -> torch.Tensor:
+        rows.append(len(of.y))
+        out: torch.Tensor = layer(of.x)
+        return out.square().sum(1)
+
+    none = torch.zeros(count, dtype=torch.long)
+    with clipping(layer, 1e6) as clipper:
+        total = clipper.sum_gradients(list(layer.parameters()), losses, Batch(x, none, none))
+    assert rows == [max(4, count)]
+    assert total == pytest.approx(float(losses(Batch(x, none, none)).sum().detach()), rel=1e-6)
+    wanted = torch.autograd.grad(losses(Batch(x, none, none)).sum(), list(layer.parameters()))
+    for parameter, expected in zip(layer.parameters(), wanted, strict=True):
+        torch.testing.assert_close(parameter.grad, expected)
+
+
 def test_a_layer_that_is_used_twice_has_no_gradients_of_examples() -> None:
     layer, none = torch.nn.Linear(2, 2), torch.zeros(1, dtype=torch.long)
 
@@ -176,6 +287,7 @@ def test_a_layer_that_is_used_twice_has_no_gradients_of_examples() -> None:
 
     with clipping(layer, 1.0) as clipper, pytest.raises(RuntimeError, match="is used twice for one batch"):
         clipper.sum_gradients(list(layer.parameters()), losses, Batch(torch.ones(1, 2), none, none))
+    assert not layer._forward_hooks
 
 
 @pytest.mark.parametrize(
@@ -189,10 +301,11 @@ def test_a_convolution_that_is_not_computed_is_refused(how: dict[str, Any]) -> N
         check_examples(torch.nn.Conv2d(2, 2, 3, **how), "own")
 
 
-def test_an_example_without_a_finite_gradient_counts_as_zero() -> None:
-    model = build_model("mlp", (4,), 3, 1, torch.Generator().manual_seed(0)).train()
+@pytest.mark.parametrize(("name", "shape"), [("mlp", (4,)), ("cnn2", (1, 20, 20))])
+def test_an_example_without_a_finite_gradient_counts_as_zero(name: str, shape: tuple[int, ...]) -> None:
+    model = build_model(name, shape, 3, 1, torch.Generator().manual_seed(0)).train()
     parameters = list(model.parameters())
-    x = torch.ones(3, 4)
+    x = torch.ones(3, *shape)
     x[1] = math.inf
 
     def losses(of: Batch) -> torch.Tensor:
@@ -862,18 +975,18 @@ def test_what_fails_on_protected_data_is_told_to_the_owner_alone(
 
 
 @pytest.mark.parametrize(
-    ("layer", "shape"),
+    ("layer", "shape", "slope"),
     [
-        (torch.nn.Linear(2, 2), (2,)),
-        (torch.nn.Conv2d(2, 4, 1), (2, 1, 1)),  # fewer pairs of places than weights
-        (torch.nn.Conv2d(2, 4, 1), (2, 4, 4)),  # more
+        (torch.nn.Linear(2, 2), (2,), 1e-23),
+        (torch.nn.Conv2d(2, 4, 1), (2, 1, 1), 1e-23),  # fewer pairs of places than weights
+        (torch.nn.Conv2d(2, 4, 1), (2, 4, 4), 1.0),  # more, and squares are too large instead of too small
     ],
 )
-def test_a_norm_is_right_where_squares_are_not(layer: torch.nn.Module, shape: tuple[int, ...]) -> None:
+def test_a_norm_is_right_where_squares_are_not(layer: torch.nn.Module, shape: tuple[int, ...], slope: float) -> None:
     x = torch.full((1, *shape), 1e19)
 
     def losses(of: Batch) -> torch.Tensor:
-        out: torch.Tensor = layer(of.x) * 1e-23
+        out: torch.Tensor = layer(of.x) * slope
         return out.flatten(1).sum(1)
 
     with clipping(layer, 1e-4) as clipper:
