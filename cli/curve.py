@@ -37,13 +37,16 @@ def curve(key: str, sweeps: tuple[str, ...], without: str, output: Path) -> None
     require("matplotlib", "server", "floret curve")
     from results.curve import Study
 
+    if not output.name or output.is_dir():
+        raise FloretError(f"--output {output}: must be the name of files without their endings, such as found/curve")
     folders = []
     for text in sweeps:
         name, equals, folder = text.partition("=")
-        if not (name and equals and folder):
+        if not (name and equals and folder and name.isprintable()):
             raise FloretError(f"{text}: must be like '10 clients=sweeps/ten', a heading and a sweep's folder")
         folders.append((name, Path(folder)))
     study = Study.read(key, without, folders)
+    output.parent.mkdir(parents=True, exist_ok=True)
     for path in study.write(output):
         click.echo(f"written: {path}")
     click.echo("\n" + study.page(), nl=False)

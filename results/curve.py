@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from markupsafe import escape
 
 from common.durable import write_whole
 from common.errors import FloretError
+from results.measured import ENVIRONMENT
 from results.report_charts import MUTED, SETTINGS, painted, style
 from results.sweep import markdown
 from results.tables import environment_notes
@@ -20,7 +22,7 @@ from results.text import percent_over_runs, plain
 _PANEL, _HEIGHT = 400, 340  # px of a panel
 MEASURES = {"after": "test", "before": "before", "worst decile": "worst_decile"}
 # Of one machine, and no part of what was run.
-_PATHS = re.compile(r"""\b(data-dir|output-dir)\s*=\s*("[^"]*"|'[^']*')\s*""")
+_PATHS = re.compile(r"""(?<![\w.-])(data-dir|output-dir|resume|tracker)\s*=\s*("[^"]*"|'[^']*')\s*""")
 Summary = Mapping[str, Any]
 
 
@@ -48,9 +50,11 @@ class Panel:
         lines: dict[str, dict[float | None, dict[int, Summary]]] = {}
         for file, keys, summary in runs:
             others = dict(keys)
-            value, seed = others.pop(key, None), int(others.pop("seed", 0))
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            value, seed = others.pop(key, None), others.pop("seed", 0)
+            if value is not None and not _is_number(value):
                 raise FloretError(f"{file}: {key} = {value!r}: a curve is over the values of a number")
+            if type(seed) is not int:
+                raise FloretError(f"{file}: seed = {seed!r}: must be a whole number")
             line = ", ".join(v if k == "method" else f"{k}={plain(v)}" for k, v in others.items()) or "all"
             seen = lines.setdefault(line, {}).setdefault(value if value is None else float(value), {})
             if seed in seen:
@@ -107,15 +111,18 @@ class Study:
             try:
                 sweep = json.loads(file.read_text(encoding="utf-8"))
                 found = [(file, dict(run["keys"]), run["summary"]) for run in sweep["runs"] if run["summary"]]
-                for _, _, summary in found:
-                    _ = [None if summary[each] is None else float(summary[each]) for each in MEASURES.values()]
-            except (OSError, KeyError, TypeError, ValueError) as error:
+                grid = [str(each) for each in sweep.get("grid", ())]
+                abouts = [{part: run["about"][part] for part in ENVIRONMENT} for run in sweep["runs"] if "about" in run]
+                environment_notes(abouts)
+                if not all(s[m] is None or _is_number(s[m]) for _, _, s in found for m in MEASURES.values()):
+                    raise ValueError("an accuracy is no number")
+            except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
                 raise FloretError(f"{file}: is not the sweep.json of a sweep ({error})") from error
             runs.setdefault(name, []).extend(found)
-            about += [run["about"] for run in sweep["runs"] if "about" in run]
+            about += abouts
             shown = [{"keys": keys, "summary": summary} for _, keys, summary in found]
             same = _PATHS.sub("", str(sweep.get("run-config", "")))
-            sweeps.setdefault(name, []).append({**sweep, "run-config": same, "runs": shown})
+            sweeps.setdefault(name, []).append({**sweep, "grid": grid, "run-config": same, "runs": shown})
         panels = tuple(Panel.of(name, key, each) for name, each in runs.items())
         for panel in panels:
             if all(value is None for value in panel.values):
@@ -226,3 +233,10 @@ class Study:
 def _style(number: int) -> dict[str, Any]:
     colour, dashes = style(number)
     return {"color": colour, "dashes": dashes or (None, None), "marker": "osD^v"[number % 5], "markersize": 5}
+
+
+def _is_number(value: object) -> bool:
+    """Return whether a value of JSON is a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < sys.float_info.max

@@ -20,7 +20,7 @@ FORMAT = 2
 # A curve of more rounds is thinned to about so many points.
 POINTS = 40
 _ABOUT = ("started", "resumed", "federation-config")
-_ENVIRONMENT = ("commit", "machine", "versions")
+ENVIRONMENT = ("commit", "machine", "versions")
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class MeasuredRun:
             seconds=run.figures.seconds,
             refused=run.figures.refused,
             about={
-                **{key: outcome.about[key] for key in (*_ABOUT, *_ENVIRONMENT)},
+                **{key: outcome.about[key] for key in (*_ABOUT, *ENVIRONMENT)},
                 "config": own_keys(outcome.about["config"]),
             },
         )
@@ -217,7 +217,7 @@ def dumped(runs: Sequence[tuple[Json, MeasuredRun | None]], window: int) -> Json
     for about, run in runs:
         entry = dict(about)
         if run is not None:
-            environment = {key: run.about[key] for key in _ENVIRONMENT}
+            environment = {key: run.about[key] for key in ENVIRONMENT}
             if environment not in environments:
                 environments.append(environment)
             entry |= {

@@ -117,6 +117,7 @@ def test_what_both_are_made_of_is_kept(tmp_path: Path, sweeps: list[str]) -> Non
         ),
         ([{"seed": 0, KEY: 1.0}, {"seed": 0, KEY: 1.0}], "two runs of all have privacy.epsilon = 1.0 and seed 0"),
         ([{"seed": 0, KEY: True}], "privacy.epsilon = True: a curve is over the values of a number"),
+        ([{"seed": 1.5, KEY: 1.0}], "seed = 1.5: must be a whole number"),
     ],
 )
 def test_what_makes_no_curve_is_refused(tmp_path: Path, keys: list[dict[str, Any]], reason: str) -> None:
@@ -125,10 +126,26 @@ def test_what_makes_no_curve_is_refused(tmp_path: Path, keys: list[dict[str, Any
         Study.read(KEY, "none", [("10 clients", folder)])
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"runs": [{"keys": {}, "summary": {"test": "much"}}]}'])
+SUMMARY = '{"keys": {}, "summary": {"test": %s, "before": null, "worst_decile": null}, "about": %s}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"runs": [{"keys": {}, "summary": {"test": "much"}}]}',
+        '{"runs": [' + SUMMARY % ("NaN", "{}") + "]}",
+        '{"runs": [' + SUMMARY % ("0.5", "null") + "]}",
+        '{"runs": [' + SUMMARY % ("0.5", '{"commit": "x", "machine": 1, "versions": 2}') + "]}",
+        '{"grid": 3, "runs": []}',
+    ],
+)
 def test_what_is_no_sweep_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "sweep.json").write_text(text)
     with pytest.raises(FloretError, match=r"sweep\.json: is not the sweep\.json of a sweep"):
         Study.read(KEY, "none", [("10 clients", tmp_path)])
     result = CliRunner().invoke(floret, ["curve", KEY, "sweeps/ten", "-o", str(tmp_path / "x")])
     assert "must be like '10 clients=sweeps/ten'" in str(result.exception)
+    result = CliRunner().invoke(floret, ["curve", KEY, f"10 clients={tmp_path}", "-o", str(tmp_path)])
+    assert "must be the name of files without their endings" in str(result.exception)
