@@ -9,6 +9,7 @@ from client_app.node.warm import Warm
 from tests.deployment import LONG, Deployment, below, children, commands, finish, in_round, refused, trained, until
 
 
+@pytest.mark.slow
 def test_a_node_killed_in_mid_training_and_started_again(deployment: Deployment) -> None:
     a, _ = deployment.nodes(2)
     run = deployment.run(rounds=3, **LONG)

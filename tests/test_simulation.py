@@ -89,6 +89,7 @@ def test_personal_models_are_those_that_were_measured(tmp_path: Path, one_actor:
         assert accuracy == pytest.approx(history[-1]["clients"][file.stem]["after"]["test"])
 
 
+@pytest.mark.slow
 def test_a_killed_simulation_is_resumed_with_the_same_numbers(simulator: Simulator, tmp_path: Path) -> None:
     keys = f'local-epochs=2 participation=0.5 output-dir="{tmp_path / "runs"}"'
     federation = "num-supernodes=10 client-resources-num-cpus=1 init-args-num-cpus=2"
