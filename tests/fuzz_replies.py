@@ -146,7 +146,10 @@ def spoil_array(rng: Random, array: Array) -> None:
         array.data = rng.choice(HEADERS) + rng.choice([b"", b"\x00" * 256, array.data])
     else:
         put_value = rng.choice([math.nan, math.inf, 1e30, 3e38, -1.0])
-        values = np.full(array.shape, put_value, np.float32)
+        # An earlier turn may have left what is no shape, or one that no memory holds.
+        small = len(array.shape) < 9 and all(type(n) is int and 0 <= n < 10**4 for n in array.shape)
+        shape = tuple(array.shape) if small else (2,)
+        values = np.full(shape, put_value, np.float32)
         array.data, array.dtype, array.shape = Array(values).data, "float32", tuple(values.shape)
 
 

@@ -96,6 +96,38 @@ def test_dirichlet_alpha_sets_how_much_clients_differ():
     assert largest_share(100.0) < 0.2 < 0.4 < largest_share(0.1)
 
 
+def given_to_those_above_the_mean(parts, labels):
+    """Return how many samples of one class a client got that had more than the mean before it, classes ascending."""
+    counts = np.array([np.bincount(labels[part], minlength=labels.max() + 1) for part in parts])
+    before = np.cumsum(counts, axis=1) - counts
+    return max(counts[before > len(labels) / len(parts)], default=0)
+
+
+@QUICK
+@given(clients=st.integers(2, 8), alpha=st.sampled_from([0.3, 1.0, 100.0]), seed=st.integers(0, 2**40))
+def test_balanced_dirichlet_gives_no_more_to_a_client_above_the_mean(clients, alpha, seed):
+    labels = np.random.default_rng(seed).integers(0, 6, 400)
+    parts = partition(labels, scheme("dirichlet-balanced", alpha=alpha, seed=seed, min_samples=2), clients, "toy")
+    assert len(assert_disjoint(parts, 400)) == 400
+    assert min(map(len, parts)) >= 2
+    assert given_to_those_above_the_mean(parts, labels) <= 1  # where the library's bounds are rounded
+
+
+def test_balanced_dirichlet_divides_the_first_class_as_dirichlet_does():
+    labels = np.repeat(np.arange(10), 200)
+    plain, balanced = (
+        partition(labels, scheme(name, alpha=0.5, min_samples=1), 10, "toy")
+        for name in ("dirichlet", "dirichlet-balanced")
+    )
+    assert given_to_those_above_the_mean(plain, labels) > 1
+    for part, other in zip(plain, balanced, strict=True):
+        assert np.array_equal(part[labels[part] == 0], other[labels[other] == 0])
+    assert np.std([len(part) for part in balanced]) < np.std([len(part) for part in plain])
+    text = message(partition, labels[:60], scheme("dirichlet-balanced", alpha=0.01), 10, "toy")
+    assert text.startswith("partition dirichlet-balanced with alpha = 0.01: client ")
+    assert "raise alpha" in text
+
+
 @QUICK
 @given(clients=st.integers(1, 15), k=st.integers(1, 6), seed=st.integers(0, 2**40))
 def test_pathological_gives_each_client_exactly_k_classes(clients, k, seed):

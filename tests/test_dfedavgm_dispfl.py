@@ -30,6 +30,7 @@ from strategies.core import GraphParameters, draw_graph, metropolis_weights
 from strategies.core.graph import Graph
 from strategies.dispfl import kept_elements
 from tests.harness import MODEL_SIZE, SHAPES, Outcome, federate, kept, standing
+from tests.test_papers import write_images
 from tests.test_report import Page
 
 KINDS = ("ring", "random", "full")
@@ -570,8 +571,6 @@ def test_what_grows_is_where_the_gradient_is_largest(tmp_path: Path, model: str)
     keys: dict[str, Any] = {"batch_size": 512, "max_samples": 60, "rounds": 2, "local_epochs": 2, "lr": 0.1}
     keys |= {"dataset": "digits", "model": model}
     if model == "cnn2":
-        from tests.test_papers import write_images
-
         keys |= write_images(tmp_path / "data", 2)
     outcome = federate(tmp_path / "runs", 2, method="dispfl", **keys)
     message = next(m for m in outcome.grid.messages if m.metadata.group_id == "2")
@@ -632,7 +631,7 @@ def test_a_peer_without_a_mask_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["dfedavgm", "dispfl"])
 def test_batch_normalisation(tmp_path: Path, method: str) -> None:
     """Running statistics are averaged with the neighbours', or stay."""
-    keys: dict[str, Any] = {"model": "resnet18", "local_epochs": 1, "max_samples": 40, f"{method}__graph": "full"}
+    keys = write_images(tmp_path / "data", 2) | {"model": "cnn5-wide-bn", f"{method}__graph": "full"}
     name = "extractor.bn1.running_mean"
     shared = Seen(tmp_path, 2, method=method, rounds=2, **keys)
     message = next(m for m in shared.outcome.grid.messages if m.metadata.group_id == "2")

@@ -91,8 +91,8 @@ def test_identities_with_batch_normalisation(
 ) -> None:
     for strategy in (FedAvg, Ditto):
         monkeypatch.setattr(strategy, "weighted", False)
-    keys: dict[str, Any] = {"model": "resnet18", "batch_norm": batch_norm, "local_epochs": 1, "max_samples": 40}
-    keys["rounds"] = rounds
+    keys = write_images(tmp_path / "data", 2) | {"model": "cnn5-wide-bn"}
+    keys |= {"batch_norm": batch_norm, "rounds": rounds}
     local, fedavg = (federate(tmp_path, 2, method=method, **keys) for method in ("local", "fedavg"))
     alone: dict[str, Any] = {"ditto__lambda": 0.0, "ditto__personal_epochs": 1}
     ditto = federate(tmp_path, 2, method="ditto", **alone, **keys)

@@ -115,7 +115,7 @@ def test_a_client_with_one_sample_or_one_class_and_clients_that_are_not_there(tm
 @pytest.mark.thorough
 @pytest.mark.parametrize("method", ["fedkd", "fedcac", "apple"])
 def test_batch_normalisation(tmp_path: Path, method: str) -> None:
-    keys = write_images(tmp_path / "data", 2, 12) | {"model": "resnet18", "batch_size": 8, "rounds": 2}
+    keys = write_images(tmp_path / "data", 2, 12) | {"model": "cnn5-wide-bn", "batch_size": 8, "rounds": 2}
     outcome = federate(tmp_path / "runs", 2, method=method, **keys)
     assert outcome.summary["refused"] == 0
     means = [state[MODEL + "extractor.bn1.running_mean"] for state in personal(outcome)]

@@ -441,13 +441,14 @@ def test_a_server_that_leaves_a_tensor_out_is_refused(tmp_path: Path) -> None:
 def test_the_number_of_examples_is_noised_once_a_run_and_paid_for(tmp_path: Path) -> None:
     keys: dict[str, Any] = {**EXAMPLE, "privacy__noise": 1.0, "privacy__epsilon": 0.0, "method": "fedavg"}
     outcome = federate(tmp_path / "runs", 3, rounds=2, batch_size=1, **keys)
+    noises = []
     for i, context in enumerate(outcome.grid.contexts.values()):
         lines = Ledger.of(Path(str(context.node_config["state-dir"])), str(i)).lines()
         assert [line.round for line in lines if line.release == COUNT] == [1]
         (steps,) = {line.steps / 2 for line in lines if line.release != COUNT}
-        samples = outcome.history[0]["clients"][str(i)] and len(Request(context).data.train)
-        assert steps != samples
-        assert abs(steps - samples) < 5 * COUNT.noise
+        noises.append(steps - (outcome.history[0]["clients"][str(i)] and len(Request(context).data.train)))
+    assert any(noises)  # one of them is 0 now and then, since numbers are rounded
+    assert max(map(abs, noises)) < 5 * COUNT.noise
 
 
 def test_a_step_on_protected_examples_by_hand(tmp_path: Path) -> None:

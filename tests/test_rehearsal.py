@@ -110,7 +110,7 @@ def test_a_message_gives_on_the_device_what_it_gives_on_the_cpu(outcome: Outcome
 
 @pytest.mark.thorough
 def test_batch_normalisation_on_the_device(tmp_path: Path) -> None:
-    keys = write_images(tmp_path / "data", 1, 12) | {"model": "resnet18", "batch_size": 8, "device": "cpu"}
+    keys = write_images(tmp_path / "data", 1, 12) | {"model": "cnn5-wide-bn", "batch_size": 8, "device": "cpu"}
     check_message(federate(tmp_path / "runs", 1, method="fedbn", **keys))
 
 
