@@ -139,14 +139,12 @@ def test_a_method_goes_on_from_its_checkpoint(local: Local, tmp_path: Path, meth
     assert numbers(longer.directory) == numbers(whole.directory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "keys",
     [
         'method="pfakd" rounds=3 participation=0.5',
-        pytest.param(
-            'method="ua-pdfl" rounds=4 local-epochs=1 participation=0.5 batch-norm="local" checkpoint-every=0',
-            marks=pytest.mark.slow,
-        ),
+        'method="ua-pdfl" rounds=4 local-epochs=1 participation=0.5 batch-norm="local" checkpoint-every=0',
     ],
 )
 def test_the_same_history_and_models_as_with_ray(simulator: Simulator, runner: Runner, keys: str) -> None:
@@ -175,7 +173,7 @@ def test_a_run_goes_on_with_the_other_engine(simulator: Simulator, runner: Runne
     assert [entry["round"] for entry in resumed] == [2, 4]
 
 
-@pytest.mark.parametrize("method", ["ua-pdfl", "pfps-lwc"])
+@pytest.mark.parametrize("method", [pytest.param("ua-pdfl", marks=pytest.mark.slow), "pfps-lwc"])
 def test_a_run_that_was_stopped_is_resumed_with_the_same_numbers(runner: Runner, method: str) -> None:
     keys = f'method="{method}" {LONG} participation=0.5'
     runner.run(f"{keys} rounds=5")

@@ -305,6 +305,7 @@ def test_real_nodes_give_the_numbers_of_the_other_ways(deployment: Deployment, t
         assert deployment.rounds_kept(name, "pfps-lwc") == [2, 3]
 
 
+@pytest.mark.slow
 def test_nodes_with_their_own_files_and_images(fedper: Plain, tmp_path: Path) -> None:
     history, summary = fedper.finished("fedper")
     assert [line["round"] for line in history] == list(range(1, 10))
@@ -412,6 +413,7 @@ def test_a_stock_supernode_beside_a_floret_node(fedper: Plain) -> None:
     never_sent(fedper, content + fedper.proxy.raw(mark), private)
 
 
+@pytest.mark.slow
 def test_a_node_with_a_policy(fedper: Plain, tmp_path: Path) -> None:
     dep, policy = fedper.deployment, tmp_path / "policy.yaml"
     policy.write_text("methods: [fedrep]\naccuracies: none\n")

@@ -36,7 +36,7 @@ def test_a_run_that_is_stopped_leaves_its_nodes_for_the_next(deployment: Deploym
     assert "Traceback" not in node.text()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_node_that_is_unregistered_says_so_and_ends(tmp_path: Path) -> None:
     made = tmp_path / "made"
     floret.main(["certificates", str(made), "--host", "127.0.0.1", "--node", "north"], standalone_mode=False)
