@@ -21,6 +21,7 @@ BUILDERS: dict[str, Callable[[tuple[int, ...], int], list[layers.Layer]]] = {
     "cnn2": layers.cnn2,
     "cnn3": layers.cnn3,
     "cnn5": layers.cnn5,
+    "cnn5-bn": layers.cnn5_bn,
     "cnn5-wide": layers.cnn5_wide,
     "cnn5-wide-bn": layers.cnn5_wide_bn,
     "resnet18": layers.resnet18,

@@ -61,7 +61,12 @@ def cnn5(shape: tuple[int, ...], classes: int) -> list[Layer]:
     PFPS-LWC section 4.1 names a five-layer CNN whose last layer is the head and prints no widths; these are the
     classical ones of LeNet-5.
     """
-    return _convolutional("cnn5", shape, channels=(6, 16), kernels=(5, 5), linear=(120, 84), classes=classes)
+    return _lenet("cnn5", shape, classes, batch_norm=False)
+
+
+def cnn5_bn(shape: tuple[int, ...], classes: int) -> list[Layer]:
+    """As cnn5, with batch normalisation between each convolution and its ReLU."""
+    return _lenet("cnn5-bn", shape, classes, batch_norm=True)
 
 
 def cnn5_wide(shape: tuple[int, ...], classes: int) -> list[Layer]:
@@ -137,6 +142,13 @@ def fasttext(shape: tuple[int, ...], classes: int) -> list[Layer]:
         raise ConfigError(f"model = 'fasttext': needs texts, a row of word ids each; the data have {images} images")
     first = Layer((("embedding", MeanEmbedding(VOCABULARY, 32)),))
     return [first, Layer((("fc1", nn.Linear(32, 32)),)), _last(32, classes)]
+
+
+def _lenet(name: str, shape: tuple[int, ...], classes: int, *, batch_norm: bool) -> list[Layer]:
+    widths, kernels, linear = (6, 16), (5, 5), (120, 84)
+    return _convolutional(
+        name, shape, channels=widths, kernels=kernels, linear=linear, classes=classes, batch_norm=batch_norm
+    )
 
 
 def _wide(name: str, shape: tuple[int, ...], classes: int, *, batch_norm: bool) -> list[Layer]:

@@ -21,6 +21,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "cnn2": (1, 28, 28),
     "cnn3": (3, 32, 32),
     "cnn5": (3, 32, 32),
+    "cnn5-bn": (3, 32, 32),
     "cnn5-wide": (3, 32, 32),
     "cnn5-wide-bn": (3, 32, 32),
     "resnet18": (3, 32, 32),
@@ -28,6 +29,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "fasttext": (200,),
 }
 VGG11 = (27 * 64 + 64) + (576 * 128 + 128) + (1152 * 256 + 256) + (2304 * 256 + 256) + (2304 * 512 + 512)
+CNN5 = (75 * 6 + 6) + (150 * 16 + 16) + (400 * 120 + 120) + (120 * 84 + 84) + (84 * 10 + 10)
 CNN5_WIDE = (75 * 16 + 16) + (400 * 32 + 32) + (800 * 2000 + 2000) + (2000 * 500 + 500) + (500 * 10 + 10)
 VGG11 += 3 * (4608 * 512 + 512) + 2 * (512 * 512 + 512) + (512 * 10 + 10)
 
@@ -54,7 +56,8 @@ def test_every_model_is_tried() -> None:
         ("mlp", (64 * 128 + 128) + (128 * 64 + 64) + (64 * 10 + 10), 64),
         ("cnn2", (25 * 32 + 32) + (25 * 32 * 64 + 64) + (1024 * 512 + 512) + (512 * 10 + 10), 512),
         ("cnn3", (27 * 16 + 16) + (16 * 16 * 32 + 32) + (9 * 32 * 64 + 64) + (256 * 64 + 64) + (64 * 10 + 10), 64),
-        ("cnn5", (75 * 6 + 6) + (150 * 16 + 16) + (400 * 120 + 120) + (120 * 84 + 84) + (84 * 10 + 10), 84),
+        ("cnn5", CNN5, 84),
+        ("cnn5-bn", CNN5 + 2 * (6 + 16), 84),
         ("cnn5-wide", CNN5_WIDE, 500),
         ("cnn5-wide-bn", CNN5_WIDE + 2 * (16 + 32), 500),
         ("resnet18", 11_173_962, 512),
@@ -89,7 +92,7 @@ def test_a_head_of_two_layers_keeps_their_names() -> None:
 def test_a_head_of_all_linear_layers() -> None:
     lengths = {name: head_layers(name, shape, "linear") for name, shape in SHAPES.items()}
     # Of mlp, all of whose layers are linear, one is left to extract.
-    lenet = dict.fromkeys(["cnn5", "cnn5-wide", "cnn5-wide-bn"], 3)
+    lenet = dict.fromkeys(["cnn5", "cnn5-bn", "cnn5-wide", "cnn5-wide-bn"], 3)
     assert lengths == {"mlp": 2, "cnn2": 2, "cnn3": 2, **lenet, "resnet18": 1, "vgg11": 3, "fasttext": 2}
     names = tensor_names(make("vgg11", head_layers=3), "head")
     assert names == [f"head.{layer}.{kind}" for layer in ("fc1", "fc2", "fc") for kind in ("weight", "bias")]
