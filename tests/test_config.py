@@ -28,7 +28,10 @@ from tests.harness import ROOT, run_config
     [
         ({"method": "fedprr"}, "method = 'fedprr': must be one of "),
         ({"method": "fedprr"}, "(did you mean 'fedper'?)"),
-        ({"model": "cnn"}, "model = 'cnn': must be one of mlp, cnn2, cnn3, cnn5, cnn5-bn, cnn5-wide, cnn5-wide-bn, resnet18"),
+        (
+            {"model": "cnn"},
+            "model = 'cnn': must be one of mlp, cnn2, cnn3, cnn5, cnn5-bn, cnn5-wide, cnn5-wide-bn, resnet18",
+        ),
         ({"alpha": 0.0}, "alpha = 0.0: must be above 0"),
         ({"alpha": -1}, "alpha = -1: must be above 0"),
         ({"participation": 1.5}, "participation = 1.5: must be above 0 and at most 1"),
