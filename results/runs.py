@@ -469,13 +469,20 @@ class _TimeLeft:
 
 
 def commit(app: Path) -> str:
-    """Return the commit of the app's folder, with ``-dirty`` if it differs; empty if it is not a git checkout."""
-    command = ["git", "-C", str(app), "describe", "--always", "--dirty", "--abbrev=12"]
+    """Return the commit of the app's folder, 12 digits; empty if it is not a git checkout.
+
+    It ends in ``-dirty`` if tracked files differ, but for those below ``docs``: no run reads them, and results are
+    written there between one run and the next.
+    """
+    git = ["git", "-C", str(app)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return ""
-    return done.stdout.strip()
+    if head.returncode:
+        return ""
+    same = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", ":(exclude)docs"], check=False)
+    return head.stdout.strip() + ("-dirty" if same.returncode else "")
 
 
 def machine() -> dict[str, Any]:

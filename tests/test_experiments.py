@@ -20,7 +20,7 @@ from results.experiment import Data, Experiment, PlannedRun, selected
 from results.fit import Fit, Trial, baselines
 from results.history import ClientRound, History, Round, Scores, Traffic
 from results.measured import Accuracies, MeasuredRun, Records, thin_curve
-from results.runs import LocalEngine, Runs, RunSpec
+from results.runs import LocalEngine, Runs, RunSpec, commit
 from results.tables import ExperimentResults
 from server_app.settings import read_config
 from server_app.setup import check_run
@@ -491,6 +491,28 @@ def real(tmp_path: Path, rounds: int, **changes: Any) -> Path:
         claims=[{"text": "One is best", "higher": "One", "than": ["Three"]}],
     )
     return written(tmp_path / "real.yaml", content | changes)
+
+
+def test_the_commit_of_a_run(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        name = ("-c", "user.name=n", "-c", "user.email=e@x")
+        subprocess.run(["git", "-C", str(tmp_path), *name, *words], check=True, capture_output=True)
+
+    assert commit(tmp_path) == ""
+    git("init")
+    (tmp_path / "docs").mkdir()
+    for name in ("a.py", "docs/a.md"):
+        (tmp_path / name).write_text("1")
+    git("add", ".")
+    git("commit", "-m", "m")
+    clean = commit(tmp_path)
+    assert re.fullmatch("[0-9a-f]{12}", clean)
+    # Results that were written since, and files that git does not know, are no other code.
+    (tmp_path / "docs" / "a.md").write_text("2")
+    (tmp_path / "b.py").write_text("1")
+    assert commit(tmp_path) == clean
+    (tmp_path / "a.py").write_text("2")
+    assert commit(tmp_path) == f"{clean}-dirty"
 
 
 def command(file: Path, *options: str) -> list[str]:
