@@ -493,6 +493,12 @@ DEFECTS: list[Defect] = [
             f"{KEYS}::test_keys_of_partitions",
         ),
         (
+            "dirichlet-balanced balances nothing",
+            'balanced = scheme.name == "dirichlet-balanced"',
+            "balanced = False",
+            "tests/test_data.py::test_balanced_dirichlet_divides_the_first_class_as_dirichlet_does",
+        ),
+        (
             "key classes-per-client is ignored",
             "            config.classes_per_client,\n",
             "            2,\n",
