@@ -21,6 +21,9 @@ FORMAT = 2
 POINTS = 40
 _ABOUT = ("started", "resumed", "federation-config")
 ENVIRONMENT = ("commit", "machine", "versions")
+# Methods whose clients use the global model itself: those that ``serves_global`` of their strategies marks.
+GLOBAL_MODEL = frozenset({"criticalfl", "fedavg", "fedpa", "fedprox"})
+_MODEL_IN_USE = "model in use"
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,8 @@ class Reading:
 
     Attributes:
         title: of it.
-        when: ``before`` or ``after`` for every row; empty where each row is measured as the file says.
+        when: ``before`` or ``after`` for every row; ``model in use``: before for a global model, which is what
+            clients have then, after for the rest; empty where each row is measured as the file says.
         figure: a field of ``Accuracies``.
     """
 
@@ -79,6 +83,7 @@ READINGS = (
     AS_MEASURED,
     Reading("all rows before training", "before", "window"),
     Reading("all rows after training", "after", "window"),
+    Reading("global models before, others after", _MODEL_IN_USE, "window"),
     Reading("last round", "", "last"),
     Reading("best round on test", "", "best"),
     Reading("weighted by samples", "", "weighted"),
@@ -132,7 +137,10 @@ class MeasuredRun:
 
     def read(self, reading: Reading, when: str) -> float | None:
         """Return the accuracy in [0, 1] of a row that the file measures ``when``."""
-        value: float | None = getattr(self.accuracies[reading.when or when], reading.figure)
+        at = reading.when or when
+        if at == _MODEL_IN_USE:
+            at = "before" if self.about["config"]["method"] in GLOBAL_MODEL else "after"
+        value: float | None = getattr(self.accuracies[at], reading.figure)
         return value
 
 

@@ -16,14 +16,17 @@ import pytest
 import yaml
 
 from common.errors import ConfigError, FloretError
+from common.registry import load_class
 from results.experiment import Data, Experiment, PlannedRun, selected
 from results.fit import Fit, Trial, baselines
 from results.history import ClientRound, History, Round, Scores, Traffic
-from results.measured import Accuracies, MeasuredRun, Records, thin_curve
+from results.measured import GLOBAL_MODEL, READINGS, Accuracies, MeasuredRun, Records, thin_curve
 from results.runs import LocalEngine, Runs, RunSpec, commit
 from results.tables import ExperimentResults
 from server_app.settings import read_config
 from server_app.setup import check_run
+from strategies import METHODS
+from strategies.core import FloretStrategy
 from tests.conftest import PATIENCE
 from tests.deployment import until
 from tests.harness import ROOT
@@ -356,10 +359,20 @@ def test_claims_read_in_other_ways(tmp_path: Path) -> None:
         "all rows after training": "0 of 1",
     }
     assert "| Two is best | 1 of 1 | 1 of 1 | 0 of 1 |" in results.markdown()
+    # Measured before training, Two is 0.3; as the model that its clients use, 0.6; One's model is the global one.
+    both = read(tmp_path, measure={"when": "before", "last-rounds": 10})
+    (in_use,) = (reading for reading in READINGS if reading.title == "global models before, others after")
+    numbers = ExperimentResults(both, 1.0, measured, tuple(planned), {}, {}).numbers(in_use)
+    assert [numbers[row]["A"] for row in ("One", "Two")] == pytest.approx([20, 60])
     # Nor is a way by which no claim can be judged: not of both rows is there a number before training.
     unknown = replace(measured[two.key], accuracies={**measured[two.key].accuracies, "before": Accuracies()})
     fewer = ExperimentResults(experiment, 1.0, measured | {two.key: unknown}, tuple(planned), {}, {})
     assert [reading.title for reading, _ in fewer.readings()[0][1]] == ["as measured", "all rows after training"]
+
+
+def test_methods_whose_clients_use_the_global_model() -> None:
+    kinds = {method: load_class("strategies", method, FloretStrategy) for method in METHODS}
+    assert {method for method, kind in kinds.items() if kind.serves_global} == GLOBAL_MODEL
 
 
 def test_what_is_kept_is_what_was_measured(tmp_path: Path) -> None:
