@@ -19,6 +19,7 @@ from cli.run import run
 from cli.serve import export, predict
 from cli.state import state
 from cli.sweep import sweep
+from cli.verify import verify
 from cli.watch import watch
 from common.errors import FloretError
 
@@ -64,6 +65,7 @@ floret.add_command(reproduce)
 floret.add_command(run)
 floret.add_command(state)
 floret.add_command(sweep)
+floret.add_command(verify)
 floret.add_command(watch)
 
 

@@ -345,7 +345,7 @@ def _counted(outcomes: Iterable[set[str]]) -> str:
         return "none is judged"
     held, broken = found.count({"held"}), found.count({"not held"})
     mixed = len(found) - held - broken
-    return f"{len(found)} are judged ({held} held, {broken} not held, {mixed} mixed)"
+    return f"{len(found)} {'is' if len(found) == 1 else 'are'} judged ({held} held, {broken} not held, {mixed} mixed)"
 
 
 def _claims(experiment: Experiment) -> str:

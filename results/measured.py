@@ -243,10 +243,14 @@ def dumped(runs: Sequence[tuple[Json, MeasuredRun | None]], window: int) -> Json
     return {"format": FORMAT, "window": window, "config": same, "environments": environments, "runs": entries}
 
 
-def loaded(path: Path, window: int) -> tuple[Json, list[tuple[Json, MeasuredRun]]]:
+def loaded(path: Path, window: int | None = None) -> tuple[Json, list[tuple[Json, MeasuredRun]]]:
     """Read a file of results: all of it, and its runs that are done with what it says of them besides.
 
     There is nothing to read, ({}, []), if there is no such file.
+
+    Args:
+        path: of the file.
+        window: number of rounds that its runs average; None for any.
 
     Raises:
         FloretError: it is something else, which is left as it is.
@@ -255,7 +259,7 @@ def loaded(path: Path, window: int) -> tuple[Json, list[tuple[Json, MeasuredRun]
         content = json.loads(path.read_text(encoding="utf-8"))
         if content.get("format") != FORMAT:
             raise FloretError(f"{path}: is not of this version's format; move it, or name another folder")
-        if content["window"] != window:
+        if window is not None and content["window"] != window:
             raise FloretError(f"{path}: averages the last {content['window']} rounds, not {window}; move it")
         return content, [(entry, _loaded(entry, content)) for entry in content["runs"] if "accuracy" in entry]
     except FileNotFoundError:

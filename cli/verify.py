@@ -1,0 +1,78 @@
+"""``floret verify``: runs of a file of results, made again and compared."""
+
+from pathlib import Path
+
+import click
+
+from cli.engines import engine_options
+from common.errors import FloretError
+
+
+@click.command()
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--runs", "count", type=click.IntRange(1), default=1, show_default=True, help="Number of runs to make.")
+@click.option("--pick", type=click.IntRange(0), default=0, show_default=True, help="Seed of the choice of the runs.")
+@click.option("--only", multiple=True, metavar="NAME", help="Only from this row or column; * for any text; repeatable.")
+@click.option(
+    "--data",
+    "places",
+    multiple=True,
+    metavar="[DATASET=]PATH",
+    help="Folder of the datasets, or the folder or npz file of one of them; repeatable.",
+)
+@click.option("--download", is_flag=True, help="Download datasets that are not there.")
+@click.option(
+    "--app",
+    default=".",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Floret's folder.",
+)
+@engine_options
+@click.option(
+    "--output",
+    "-o",
+    default="verified",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Where runs go.",
+)
+def verify(
+    file: Path,
+    count: int,
+    pick: int,
+    only: tuple[str, ...],
+    places: tuple[str, ...],
+    download: bool,
+    app: Path,
+    engine: str,
+    superlink: str,
+    output: Path,
+) -> None:
+    """Make runs of FILE again, chosen at random, and say whether every number is the same.
+
+    FILE is a JSON file of `floret reproduce` or `floret fit`. A run that agrees does so bit for bit. For one that
+    differs the first round that does is told, and what else does: commit, machine, versions of packages. It is an error
+    if one differs. Runs that the folder --output has are compared, not made again.
+    """
+    from results.experiment import Data, selected
+    from results.runs import Job, Runs, engine_of, run_missing
+    from results.verify import Comparison, Recorded, picked
+    from server_app.setup import check_run
+
+    runs = Runs(app, output, check_run, engine_of(engine, app, superlink))
+    recorded = Recorded.read(file, Data.of(places, download))
+    ((*wanted,),) = selected([[one.place for one in recorded]], only)
+    chosen = picked([one for one in recorded if one.place in wanted], count, pick)
+    jobs = [Job(one.place.spec, one.place.label, lambda run: f"{len(run.history.rounds)} rounds") for one in chosen]
+    failed = run_missing(runs, jobs, keep_models=False)
+    differ = 0
+    for one in chosen:
+        outcome = runs.outcome(one.place.spec)
+        if outcome:
+            comparison = Comparison.of(one, outcome)
+            differ += not comparison.same
+            click.echo(f"{one.place.label}: " + str(comparison).replace("\n", "\n  "))
+    if failed:
+        raise FloretError(f"{len(failed)} of {len(jobs)} runs failed; see above")
+    if differ:
+        raise FloretError(f"{file}: {differ} of {len(chosen)} runs differ; see above")

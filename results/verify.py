@@ -1,0 +1,153 @@
+"""Runs of a file of results, made again: are all numbers the same, bit for bit, and if not, what else is not?"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from common.errors import ConfigError, FloretError
+from results.experiment import Data, PlannedRun
+from results.history import Json
+from results.measured import ENVIRONMENT, Accuracies, MeasuredRun, loaded
+from results.runs import Outcome, RunSpec
+
+_WHENS = ("before", "after")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run of a file of results.
+
+    Attributes:
+        place: its row, column and seed, and the run to make.
+        run: what the file says of it.
+        window: number of rounds that were averaged.
+    """
+
+    place: PlannedRun
+    run: MeasuredRun
+    window: int
+
+    @classmethod
+    def read(cls, file: Path, data: Data) -> list[Self]:
+        """Return the runs of a file that are done, in its order.
+
+        Args:
+            file: of results, as ``floret reproduce`` and ``floret fit`` write them.
+            data: where datasets are.
+
+        Raises:
+            FloretError: the file has no runs, or is something else; the data of a run are not where it can find them.
+        """
+        content, runs = loaded(file)
+        if not content:
+            raise FloretError(f"{file}: no such file; results are in files such as pfakd-table1.json")
+        if not runs:
+            raise FloretError(f"{file}: has no run that is done")
+        return [
+            cls(PlannedRun(about["row"], about["column"], about["seed"], _spec(run, data)), run, content["window"])
+            for about, run in runs
+        ]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A run beside the same run made again.
+
+    Attributes:
+        compared: how many numbers the file has.
+        first: the first round that differs, with the old and the new accuracies, a text; empty if none does.
+        differences: a text for each number that differs over rounds: its name, old and new.
+        elsewhere: what of commit, machine and versions is not the same, a text each.
+    """
+
+    compared: int
+    first: str
+    differences: tuple[str, ...]
+    elsewhere: tuple[str, ...]
+
+    @classmethod
+    def of(cls, recorded: Recorded, outcome: Outcome) -> Self:
+        """Compare every number of a run that the file has: curve, accuracies, clients, refused replies."""
+        old, history = recorded.run, outcome.run.history
+        lines = {line.round: line for line in history.rounds}
+        first, compared = "", 0
+        for number, *values in old.curve:
+            line = lines.get(number)
+            again = [line.accuracy(when).mean if line else None for when in _WHENS]
+            rounded = [None if value is None else round(value, 4) for value in again]
+            compared += sum(value is not None for value in values)
+            different = any(value is not None and value != new for value, new in zip(values, rounded, strict=True))
+            if different and not first:
+                first = f"round {number}: {_percents(values)} then, {_percents(rounded)} now, before and after training"
+        pairs = [
+            (f"{name}, {when} training", value, asdict(Accuracies.of(history, when, recorded.window))[name])
+            for when in _WHENS
+            for name, value in asdict(old.accuracies[when]).items()
+        ]
+        pairs += [("clients", old.clients, len(outcome.run.client_names()))]
+        pairs += [("refused replies", old.refused, outcome.run.figures.refused)]
+        known = [(name, value, new) for name, value, new in pairs if value is not None]
+        return cls(
+            compared=compared + len(known),
+            first=first,
+            differences=tuple(f"{name}: {value} then, {new} now" for name, value, new in known if value != new),
+            elsewhere=tuple(_elsewhere(old.about, outcome.about)),
+        )
+
+    @property
+    def same(self) -> bool:
+        """Whether all numbers are the same, bit for bit."""
+        return not self.first and not self.differences
+
+    def __str__(self) -> str:
+        """Return the outcome, and what is not the same, a line each."""
+        if self.same:
+            head = f"agrees: {self.compared} numbers are the same, bit for bit"
+        else:
+            head = f"differs: {self.first or 'not in any round that the file has'}"
+        why = self.elsewhere or ("commit, machine and versions are the same: compare the data",)
+        return "\n".join([head, *self.differences, *(self.elsewhere if self.same else why)])
+
+
+def picked(recorded: Sequence[Recorded], count: int, seed: int) -> list[Recorded]:
+    """Return ``count`` runs at random, or all if there are no more; the same ones for the same seed."""
+    return random.Random(seed).sample(list(recorded), min(count, len(recorded)))
+
+
+def _spec(run: MeasuredRun, data: Data) -> RunSpec:
+    """Return the run to make.
+
+    Raises:
+        ConfigError: it read an npz file, and not exactly one is given; or it did not, and one is given in its place.
+    """
+    config = run.about["config"]
+    name = config["dataset"]
+    if name == "npz":
+        files = [place for place in data.single.values() if place.endswith(".npz")]
+        if len(files) != 1:
+            raise ConfigError("--data: the run read an npz file; give one, such as cifar10=cifar10.npz")
+        where = {"data-dir": files[0]}
+    else:
+        where = data.added_to({"dataset": name})
+        if where["dataset"] != name:
+            raise ConfigError(f"--data {name}={where['data-dir']}: the run read {name} itself; give its folder")
+    return RunSpec({**config, **where, "download": data.download}, run.about["federation-config"])
+
+
+def _elsewhere(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    says: dict[str, Callable[[Any], Json]] = {"commit": lambda value: {"commit": value}}
+    found = []
+    for key in ENVIRONMENT:
+        then, now = (says.get(key, dict)(about[key]) for about in (old, new))
+        found += [
+            f"{name}: {then.get(name)} then, {now.get(name)} now"
+            for name in dict.fromkeys([*then, *now])
+            if then.get(name) != now.get(name)
+        ]
+    return found
+
+
+def _percents(values: Sequence[float | None]) -> str:
+    return " / ".join("-" if value is None else f"{100 * value:.2f}" for value in values)

@@ -1,0 +1,124 @@
+"""Runs of a file of results made again, with real runs; and what is said where they cannot be."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from common.errors import ConfigError, FloretError
+from results.experiment import Data
+from results.verify import Recorded, picked
+from tests.conftest import PATIENCE
+from tests.harness import ROOT
+
+NOWHERE = Data("", {}, False)
+
+
+def results(path: Path, datasets: dict[str, str]) -> Path:
+    """Write results with a run for each row, of the dataset that stands beside it."""
+    accuracy = {"window": 0.5, "last": 0.5, "best": 0.5, "weighted": None, "std": 0.0}
+    about = {"column": "A", "seed": 0, "environment": 0, "started": "", "resumed": 0}
+    measured = {
+        "accuracy": {"before": accuracy, "after": accuracy},
+        "curve": [[1, 0.5, 0.5]],
+        "clients": 2,
+        "refused": 0,
+    }
+    runs = [
+        about
+        | measured
+        | {"row": row, "bytes": {}, "seconds": 1, "federation-config": "", "config": {"dataset": dataset}}
+        for row, dataset in datasets.items()
+    ]
+    content: dict[str, Any] = {"format": 2, "window": 1, "config": {"method": "fedavg", "seed": 0}, "runs": runs}
+    content["environments"] = [{"commit": "c", "machine": {}, "versions": {}}]
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_the_data_of_a_run(tmp_path: Path) -> None:
+    (one,) = Recorded.read(results(tmp_path / "a.json", {"One": "digits"}), NOWHERE)
+    assert (one.place.key, one.window) == (("One", "A", 0), 1)
+    assert one.place.spec.keys == {"method": "fedavg", "seed": 0, "dataset": "digits", "download": False}
+    file = results(tmp_path / "a.json", {"One": "npz"})
+    npz = str(tmp_path / "mine.npz")
+    (one,) = Recorded.read(file, Data.of([f"cifar10={npz}"], False))
+    assert (one.place.spec.keys["dataset"], one.place.spec.keys["data-dir"]) == ("npz", npz)
+    with pytest.raises(ConfigError, match="--data: the run read an npz file; give one"):
+        Recorded.read(file, NOWHERE)
+    file = results(tmp_path / "a.json", {"One": "cifar10"})
+    with pytest.raises(ConfigError, match=r"--data cifar10=.*mine\.npz: the run read cifar10 itself; give its folder"):
+        Recorded.read(file, Data.of([f"cifar10={npz}"], False))
+
+
+def test_files_without_runs(tmp_path: Path) -> None:
+    with pytest.raises(FloretError, match=r"none\.json: no such file"):
+        Recorded.read(tmp_path / "none.json", NOWHERE)
+    with pytest.raises(FloretError, match=r"a\.json: has no run that is done"):
+        Recorded.read(results(tmp_path / "a.json", {}), NOWHERE)
+
+
+def test_runs_are_picked_by_their_seed(tmp_path: Path) -> None:
+    every = Recorded.read(results(tmp_path / "a.json", dict.fromkeys("abcdefgh", "digits")), NOWHERE)
+    assert picked(every, 3, 1) == picked(every, 3, 1)
+    assert {one.place.row for seed in range(40) for one in picked(every, 1, seed)} == set("abcdefgh")
+    assert len(picked(every, 99, 0)) == 8
+
+
+@pytest.mark.thorough
+def test_a_run_made_again_agrees_or_says_why(tmp_path: Path) -> None:
+    table = {
+        "title": "T",
+        "paper": "P",
+        "table": 1,
+        "measure": {"when": "after", "last-rounds": 2},
+        "clients": 2,
+        "config": {"dataset": "digits", "rounds": 3, "partition": "iid", "max-samples": 300},
+        "columns": [{"name": "IID", "config": {}}],
+        "rows": [{"name": "One", "config": {"method": "fedper"}, "reported": [50]}],
+        "claims": [],
+    }
+    (tmp_path / "real.yaml").write_text(yaml.safe_dump(table))
+    env = os.environ | {"FLORET_HOME": str(tmp_path / "floret"), "FLWR_HOME": str(tmp_path / "flwr")}
+
+    def floret(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "cli.main", *words]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
+
+    made = floret("reproduce", str(tmp_path / "real.yaml"), "-o", str(tmp_path / "out"))
+    assert made.returncode == 0, made.stderr
+    file = tmp_path / "out" / "real.json"
+    verify = ("verify", str(file), "-o", str(tmp_path / "again"))
+    agrees = floret(*verify)
+    assert agrees.returncode == 0, agrees.stderr
+    # Three rounds before and after; window, last, best, weighted and spread before and after; clients, refused replies.
+    assert agrees.stdout.splitlines()[-1] == "One | IID | seed 0: agrees: 18 numbers are the same, bit for bit"
+    assert len(list((tmp_path / "again").rglob("summary.json"))) == 1
+    content = json.loads(file.read_text())
+    (run,) = content["runs"]
+    shown = run["curve"][1][1]
+    run["curve"][1][1] = 0.0001
+    real = run["accuracy"]["after"]["best"]
+    run["accuracy"]["after"]["best"] = real + 1e-12
+    content["environments"][0]["commit"] = "0123456789ab"
+    content["environments"][0]["versions"]["torch"] = "0.1"
+    now = run["curve"][1][2]
+    file.write_text(json.dumps(content))
+    differs = floret(*verify)
+    assert differs.returncode == 2
+    lines = differs.stdout.splitlines()
+    head = lines.index(next(line for line in lines if line.startswith("One | IID | seed 0: differs")))
+    assert lines[head] == (
+        f"One | IID | seed 0: differs: round 2: 0.01 / {100 * now:.2f} then, {100 * shown:.2f} / {100 * now:.2f} now, "
+        "before and after training"
+    )
+    assert lines[head + 1] == f"  best, after training: {real + 1e-12} then, {real} now"
+    assert lines[head + 2].startswith("  commit: 0123456789ab then, ")
+    assert lines[head + 3].startswith("  torch: 0.1 then, ")
+    assert len(lines) == head + 4
+    assert differs.stderr.strip() == f"floret: {file}: 1 of 1 runs differ; see above"
