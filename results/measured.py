@@ -6,6 +6,7 @@ while a table of many hours is run, and gone on with on another machine.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -145,9 +146,9 @@ class MeasuredRun:
 
 
 class Records:
-    """The runs of a table that are done: those of its file of results, and those of the runs' folders.
+    """The runs of a table that are done: those of its file of results, of files beside it, and of the runs' folders.
 
-    ``seeds`` are those that the file has.
+    ``seeds`` are those that the table's own file has.
 
     Args:
         runs: where runs are made.
@@ -160,18 +161,19 @@ class Records:
 
     def __init__(self, runs: Runs, file: Path, window: int) -> None:
         self._runs, self._file, self._window = runs, file, window
-        kept = [run for _, run in loaded(file, window)[1]]
-        self._known = {runs.recorded(run.about): run for run in kept}
+        own = [run for _, run in loaded(file, window)[1]]
+        self._known = _shared(file, window, runs) | {runs.recorded(run.about): run for run in own}
+        self._own = frozenset(runs.recorded(run.about) for run in own)
         self._kept = frozenset(self._known)
-        self.seeds = frozenset(run.about["config"]["seed"] for run in kept)
+        self.seeds = frozenset(run.about["config"]["seed"] for run in own)
 
     def need(self, specs: Iterable[RunSpec]) -> None:
-        """Check that these are all the runs that the file of results has, so that none is lost when it is written.
+        """Check that these are all the runs that the table's file has, so that none is lost when it is written.
 
         Raises:
             FloretError: there are others.
         """
-        others = self._kept - {self._runs.folder(spec).name for spec in specs}
+        others = self._own - {self._runs.folder(spec).name for spec in specs}
         if others:
             raise FloretError(
                 f"{self._file}: has {len(others)} runs with other keys than those of this command; give it the same "
@@ -179,7 +181,7 @@ class Records:
             )
 
     def kept(self, spec: RunSpec) -> bool:
-        """Return whether the file of results had the run."""
+        """Return whether the table's file of results, or one beside it, had the run."""
         return self._runs.folder(spec).name in self._kept
 
     def get(self, spec: RunSpec, when: str) -> MeasuredRun | None:
@@ -266,6 +268,19 @@ def loaded(path: Path, window: int | None = None) -> tuple[Json, list[tuple[Json
         return {}, []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise FloretError(f"{path}: is no file of results ({type(error).__name__}: {error}); move it") from error
+
+
+def _shared(file: Path, window: int, runs: Runs) -> dict[str, MeasuredRun]:
+    """Return the runs of other files of results in the same folder, by the name of a run's folder.
+
+    Files of something else, and those that average another number of rounds, are passed over.
+    """
+    found: dict[str, MeasuredRun] = {}
+    for other in sorted(file.parent.glob("*.json")):
+        if other.name != file.name:
+            with suppress(FloretError):
+                found |= {runs.recorded(run.about): run for _, run in loaded(other, window)[1]}
+    return found
 
 
 def _loaded(entry: Json, content: Json) -> MeasuredRun:

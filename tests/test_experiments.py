@@ -390,6 +390,13 @@ def test_what_is_kept_is_what_was_measured(tmp_path: Path) -> None:
         assert kept.accuracies["after"].window == 1 / 3
         assert kept.about["config"] == measured[place.key].about["config"]
     assert records.get(planned[2].spec, "after") is None
+    # Another table that needs the same runs finds them, if it averages as many rounds; other files do not matter.
+    (tmp_path / "config.json").write_text("[]")
+    elsewhere = Records(runs, tmp_path / "other.json", window=10)
+    assert [elsewhere.kept(place.spec) for place in planned] == [True, True, False, False]
+    assert elsewhere.seeds == frozenset()
+    elsewhere.need([])
+    assert not Records(runs, tmp_path / "other.json", window=9).kept(planned[0].spec)
     # What the two runs share stands once; a mean over other rounds is another number.
     content = json.loads(file.read_text())
     assert content["config"]["dataset"] == "cifar10"
