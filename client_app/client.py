@@ -647,8 +647,7 @@ class FloretClient(NumPyClient):
     def _pay(self) -> dict[str, float]:
         """Pay for this round, before anything is computed that leaves."""
         assert self.protection is not None
-        # In a simulation there may be no session.
-        return self.protection.pay(self._kept, len(self.data.train), str(self.message.get("session.lineage", "")))
+        return self.protection.pay(len(self.data.train))
 
     def _train_feeding(self) -> float:
         """Train with protected examples; then the head of the personal model, which nobody else sees, without noise.

@@ -4,7 +4,6 @@ With ``privacy.unit = "example"`` everything that feeds the shared part is train
 ``"client"`` it is trained as ever, and what leaves is clipped as a whole, and noised if nobody else does it.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -21,8 +20,8 @@ from common.privacy.ledger import Ledger, Line
 from common.privacy.noise import Noise, clipped
 from data import ClientData, Split
 
-# In the client's memory: what this run has spent in a simulation, and how its examples are drawn.
-SPENT, PLAN = "privacy.spent", "privacy.plan"
+# In the client's memory in a simulation: what this run has spent, and its noised number of examples.
+SPENT, COUNTED = "privacy.spent", "privacy.count"
 # Noise of the number of examples, which says how examples are drawn; one example changes that number by 1.
 COUNT = Release(20.0, 1.0, 1)
 
@@ -37,11 +36,18 @@ class Account(Protocol):
     def run(self) -> tuple[Release, ...]:
         """Return what this run has released."""
 
+    def count(self) -> float | None:
+        """Return the noised number of examples that this run has released, None if it has not."""
+
     def in_advance(self, release: Release, rounds: int) -> list[tuple[int, Release]]:
         """Return by attempt what has to be paid for so many rounds if the server draws its clients in secret."""
 
-    def pay(self, releases: Sequence[Release], attempts: Sequence[int] = ()) -> None:
+    def pay(self, releases: Sequence[Release], attempts: Sequence[int] = (), count: float | None = None) -> None:
         """Note what is released, of these attempts at the run, by default the present one; then it counts.
+
+        Args:
+            releases, attempts: equally many, or no attempts.
+            count: the noised number of examples, if it is what is released.
 
         Raises:
             BudgetError: it is more than the node permits.
@@ -59,14 +65,20 @@ class MemoryAccount:
         rows = self._memory[SPENT].tolist() if SPENT in self._memory else []
         return tuple(Release(noise, rate, int(steps)) for noise, rate, steps in rows)
 
+    def count(self) -> float | None:
+        """Return the noised number of examples that this run has released."""
+        return float(self._memory[COUNTED]) if COUNTED in self._memory else None
+
     def in_advance(self, release: Release, rounds: int) -> list[tuple[int, Release]]:
         """Return nothing: the user's own server keeps the account."""
         return []
 
-    def pay(self, releases: Sequence[Release], attempts: Sequence[int] = ()) -> None:
+    def pay(self, releases: Sequence[Release], attempts: Sequence[int] = (), count: float | None = None) -> None:
         """Note what is released."""
         rows = [*self.run(), *releases]
         self._memory[SPENT] = torch.tensor(rows, dtype=torch.float64)
+        if count is not None:
+            self._memory[COUNTED] = torch.tensor(count, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -94,6 +106,11 @@ class LedgerAccount:
         """Return what this run has released, resumed and repeated rounds included."""
         return tuple(line.release for line in self._ledger.lines() if line.run == self._line.run)
 
+    def count(self) -> float | None:
+        """Return the noised number of examples that this run has released, whatever became of the client's state."""
+        counts = [line.count for line in self._ledger.lines() if line.run == self._line.run]
+        return next((count for count in counts if count is not None), None)
+
     def in_advance(self, release: Release, rounds: int) -> list[tuple[int, Release]]:
         """Return what is not paid for yet of a run, by attempt: all of its rounds, and after each resume the rest.
 
@@ -109,7 +126,7 @@ class LedgerAccount:
                 due.append((attempt, release._replace(steps=rounds - start - paid)))
         return due
 
-    def pay(self, releases: Sequence[Release], attempts: Sequence[int] = ()) -> None:
+    def pay(self, releases: Sequence[Release], attempts: Sequence[int] = (), count: float | None = None) -> None:
         """Write what is released into the ledger; it is on the disk when this returns."""
         with self._ledger.open() as ledger:
             if self._budget.epsilon:
@@ -128,7 +145,7 @@ class LedgerAccount:
                         f"round would make it {epsilon:.4g}"
                     )
             for release, attempt in zip(releases, attempts or [self._line.attempt] * len(releases), strict=True):
-                ledger.add(replace(self._line, attempt=attempt, **release._asdict()))
+                ledger.add(replace(self._line, attempt=attempt, count=count, **release._asdict()))
 
     def _counts(self, line: Line) -> bool:
         return self._line.unit == "example" or line.unit == "client"
@@ -177,13 +194,14 @@ class Protection:
         self._plan: Plan | None = None
         self._steps = 0
 
-    def pay(self, memory: dict[str, Tensor], samples: int, run: str) -> dict[str, float]:
+    def pay(self, samples: int) -> dict[str, float]:
         """Pay for a round before it is trained.
 
+        The number of examples is paid for on its own, before anything depends on it: what a round costs, and so
+        whether it is refused, tells of that number.
+
         Args:
-            memory: the client's; it keeps the plan of the run.
             samples: in the training split.
-            run: names the run.
 
         Returns:
             ``epsilon``, what the run has spent with this round, and ``epsilon-next``, what it would have with another;
@@ -197,25 +215,38 @@ class Protection:
             due = self._account.in_advance(self._of_client(), self.config.rounds)
             self._account.pay([release for _, release in due], [attempt for attempt, _ in due])
             return {}
-        counted = self._counted(memory, samples, run) if self.keys.unit == "example" else []
-        again = self._of_examples() if self.keys.unit == "example" else self._of_client()
-        releases = [*counted, again]
+        if self.keys.unit == "example":
+            count = self._account.count()
+            if count is None:
+                self._after(COUNT)
+                count = samples + float(self.noise.once((), COUNT.noise))
+                self._account.pay([COUNT], count=count)
+            self._plan = Plan.of(self.config, count, self._passes)
+        release = self._of_examples() if self.keys.unit == "example" else self._of_client()
         if self.keys.by_server:
-            self._account.pay(releases)
+            self._account.pay([release])
             return {}
-        spent = [*self._account.run(), *releases]
-        epsilon, after = (
-            min(epsilon_of(all_, self.keys.delta, self.keys.accountant), LARGEST_EPSILON)
-            for all_ in (spent, [*spent, again])
-        )
-        if self.keys.epsilon and not epsilon <= self.keys.epsilon:
-            before = epsilon_of(self._account.run(), self.keys.delta, self.keys.accountant)
-            raise BudgetError(
-                f"privacy.epsilon = {self.keys.epsilon:g}: this client has spent {before:.4g} in this run, and another "
-                f"round would make it {epsilon:.4g}"
-            )
-        self._account.pay(releases)
+        epsilon, after = self._after(release), self._cost(*self._account.run(), release, release)
+        self._account.pay([release])
         return {"epsilon": epsilon, "epsilon-next": after}
+
+    def _cost(self, *releases: Release) -> float:
+        return min(epsilon_of(releases, self.keys.delta, self.keys.accountant), LARGEST_EPSILON)
+
+    def _after(self, release: Release) -> float:
+        """Return what the run has spent after a release.
+
+        Raises:
+            BudgetError: it is more than the run permits.
+        """
+        spent = self._account.run()
+        epsilon = self._cost(*spent, release)
+        if self.keys.epsilon and not epsilon <= self.keys.epsilon:
+            raise BudgetError(
+                f"privacy.epsilon = {self.keys.epsilon:g}: this client has spent {self._cost(*spent):.4g} in this run, "
+                f"and another round would make it {epsilon:.4g}"
+            )
+        return epsilon
 
     def batches(self, samples: int) -> list[np.ndarray]:
         """Return the positions of the examples of each batch of one pass: each example is in a batch with the same
@@ -264,20 +295,6 @@ class Protection:
     def _of_examples(self) -> Release:
         assert self._plan is not None
         return Release(self._plan.noise, 1 / self._plan.steps, self._passes * self._plan.steps)
-
-    def _counted(self, memory: dict[str, Tensor], samples: int, run: str) -> list[Release]:
-        """Make the plan of a run, or take it from the memory; return what that releases."""
-        config = self.config
-        said = repr((run, self.keys, config.batch_size, config.rounds, self._passes)).encode()
-        mark = int.from_bytes(hashlib.sha256(said).digest()[:6], "big")
-        kept = memory[PLAN].tolist() if PLAN in memory else []
-        if kept and kept[0] == mark:
-            self._plan = Plan(kept[1], int(kept[2]), kept[3])
-            return []
-        count = samples + float(self.noise.once((), COUNT.noise))
-        self._plan = plan = Plan.of(config, count, self._passes)
-        memory[PLAN] = torch.tensor([mark, plan.noise, plan.steps, plan.batch], dtype=torch.float64)
-        return [COUNT]
 
 
 def within(data: ClientData, classes: int) -> ClientData:

@@ -1879,9 +1879,15 @@ DEFECTS: list[Defect] = [
         ),
         (
             "the number of examples is free",
-            "        return [COUNT]\n",
-            "        return []\n",
+            "self._account.pay([COUNT], count=count)",
+            "self._account.pay([], count=count)",
             f"{PRIVATE}::test_the_number_of_examples_is_noised_once_a_run_and_paid_for",
+        ),
+        (
+            "every refused round tells another number of examples",
+            "count = self._account.count()",
+            "count = None",
+            f"{PRIVATE}::test_a_refusal_tells_no_number_of_examples_that_is_not_paid_for",
         ),
         (
             "an update leaves without noise",

@@ -490,7 +490,7 @@ def test_examples_are_drawn_each_with_the_same_probability(tmp_path: Path) -> No
     protection = client.protection
     assert protection is not None
     samples = len(client.data.train)
-    protection.pay(client._kept, samples, "run")
+    protection.pay(samples)
     plan = protection._plan
     assert plan is not None
     assert abs(plan.steps * plan.batch - samples) < 5 * COUNT.noise
@@ -850,21 +850,44 @@ def test_a_node_stops_at_its_own_budget_whatever_the_server_says(tmp_path: Path)
     assert site.refusal(arrays=shared(initial())) == (
         "this node's policy has max-epsilon = 5, and privacy.unit = 'none'"
     )
-    keys = {**PROTECTED, "privacy__noise": 1.5, "privacy__epsilon": 0.0}
+    keys = {**PROTECTED, "privacy__noise": 1.5, "privacy__epsilon": 0.0, "rounds": 100}
     # Another run each time, another method, another federation, another delta: it is one ledger.
     others: tuple[dict[str, Any], ...] = ({}, {"method": "pfakd"}, {"federation": "b"}, {"privacy__delta": 0.1})
     refused = 0
-    for asked in range(12):
+    for asked in range(20):
         scalars = {"session.lineage": f"run{asked}"}
         reply = site.ask("train", shared(initial()), scalars, **keys, **others[asked % 4])
         refused += "error" in reply
-    assert 0 < refused < 12
-    spent = [line.release for line in Ledger.of(tmp_path / "state", "site").lines()]
-    assert 3 < epsilon_of(spent, 1e-5) <= 5
-    reason = str(dict(site.ask("train", shared(initial()), **keys)["error"])["reason"])
+    assert 0 < refused < 20
+    lines = Ledger.of(tmp_path / "state", "site").lines()
+    assert 3 < epsilon_of([line.release for line in lines], 1e-5) <= 5
+    # A round that would cost too much has not been paid for; but its number of examples has, which told what it costs.
+    assert {line.run for line in lines if line.release != COUNT} < {line.run for line in lines}
+    reason = str(dict(site.ask("train", shared(initial()), **{**keys, "privacy__noise": 0.5})["error"])["reason"])
     assert reason.startswith("this node's policy has max-epsilon = 5 with delta = 1e-05; it has spent ")
-    # What would have cost too much has not been paid for either.
-    assert [line.release for line in Ledger.of(tmp_path / "state", "site").lines()] == spent
+
+
+def test_a_refusal_tells_no_number_of_examples_that_is_not_paid_for(tmp_path: Path) -> None:
+    site = Site(tmp_path, "max-epsilon: 1\ndelta: 1e-5\nleaves: [extractor]\n")
+    keys = {**PROTECTED, "privacy__noise": 0.4, "privacy__epsilon": 0.0, "rounds": 100}
+
+    def asked(run: str) -> tuple[str, int]:
+        reply = site.ask("train", shared(initial()), {"session.lineage": run}, **keys)
+        return str(dict(reply["error"])["reason"]), len(Ledger.of(tmp_path / "state", "site").lines())
+
+    first = asked("a")
+    assert "this round would make it" in first[0]
+    # The same run is told the same again, and pays once.
+    assert first[1] == 1
+    assert asked("a") == first
+    # Others draw their own, until that alone is too much: then the reason is the same for all, whatever the data are.
+    answers = [asked(f"run{i}") for i in range(60)]
+    told = {reason for reason, lines in answers if lines == answers[-1][1]}
+    assert answers[-1][1] < 60
+    assert len(told) <= 2  # one of the last that was paid for
+    spent = [line.release for line in Ledger.of(tmp_path / "state", "site").lines()]
+    assert set(spent) == {COUNT}
+    assert epsilon_of(spent, 1e-5) <= 1 < epsilon_of([*spent, COUNT], 1e-5)
 
 
 def test_a_clock_that_is_set_back_gives_nothing_back(tmp_path: Path) -> None:

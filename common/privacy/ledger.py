@@ -36,6 +36,7 @@ class Line:
         unit: whom the releases protect, ``"example"`` or ``"client"``.
         by_server: the noise is the server's, as it says.
         noise, rate, steps: as of ``Release``.
+        count: the noised number of examples, if it is what was released.
     """
 
     run: str
@@ -48,6 +49,7 @@ class Line:
     noise: float
     rate: float
     steps: int
+    count: float | None = None
 
     @property
     def release(self) -> Release:
@@ -183,7 +185,7 @@ class OpenLedger:
 
 
 def _makes_sense(line: Line) -> bool:
-    numbers = (line.noise, line.rate)
+    numbers = (line.noise, line.rate, 0 if line.count is None else line.count)
     counts = (line.attempt, line.round, line.steps)
     return (
         all(isinstance(text, str) for text in (line.run, line.federation, line.method))
