@@ -8,14 +8,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
 from typing import Self
 
 from common.durable import write_whole
 from common.errors import FloretError
 from results.evidence_chart import Group, Line, picture
-from results.experiment import Claim, Experiment, Verdict
-from results.measured import AS_MEASURED, MeasuredRun, loaded
+from results.experiment import Claim, Experiment, Verdict, shared_means
+from results.measured import MeasuredRun, loaded
 from results.tables import ExperimentResults, number
 
 BEGIN = "<!-- Written by `floret evidence`, as far as the comment below; change the results, not this. -->"
@@ -26,10 +25,11 @@ _REST = re.compile(r"(?:-scale(\d+(?:\.\d+)?(?:e-\d+)?))?(?:-(.+))?")
 _NOTE = """\
 *Reported* and *ours* are margins in points: the row that the claim sets higher, above the best of its rivals that we
 ran, in the paper's numbers and in ours; the least and the greatest where there are several columns. With several seeds
-ours is that of the means, in brackets over the seeds. *Held* asks for what the claim asks, which may be a least margin;
-in bold: at full size. A scaled-down run has that part of the paper's rounds and samples: it shows whether an ordering
-is there at that size, and is listed where no full-size run judges the claim. A name after the scale says that the runs
-have other keys than the table's; they are not counted above. *Mixed*: held in some columns, or at one of two scales."""
+ours is that of the means over the seeds that both rows have, in brackets over those seeds. *Held* asks for what the
+claim asks, which may be a least margin; in bold: at full size. A scaled-down run has that part of the paper's rounds
+and samples: it shows whether an ordering is there at that size, and is listed where no full-size run judges the claim.
+A name after the scale says that the runs have other keys than the table's; they are not counted above. *Mixed*: held
+in some columns, or at one of two scales."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Margin:
     Attributes:
         column: of the table.
         reported: in the paper's numbers; None where it prints none.
-        ours: of the means over seeds.
-        span: the least and the greatest over seeds, above the rival that is best by its mean; None for a single seed.
+        ours: the least over rivals, of the means over the seeds that row and rival both have.
+        span: the least and the greatest over those seeds, above the same rival; None for a single seed.
         rivals: how many were run.
-        seeds: how many seeds the cells have, the least and the greatest number.
+        seeds: how many seeds the row shares with a rival, the least and the greatest number.
     """
 
     column: str
@@ -108,22 +108,22 @@ class TableResult:
 
     def margin(self, row: str, rivals: Iterable[str], column: str) -> Margin | None:
         """Return the margin of a row over those of ``rivals`` that were run; None without the row or any of them."""
-        ours = self._by_seed(row, column)
-        theirs = {rival: found for rival in rivals if (found := self._by_seed(rival, column))}
-        if not ours or not theirs:
+        numbers, reported = self.results.numbers(), self.experiment.reported()
+        ours, paper = numbers[row][column], reported[row][column].get(0)
+        found = {rival: means for rival in rivals if (means := shared_means(ours, numbers[rival][column]))}
+        if not found:
             return None
-        best = max(theirs, key=lambda rival: mean(theirs[rival].values()))
-        leads = [ours[seed] - theirs[best][seed] for seed in ours if seed in theirs[best]]
-        reported = self.experiment.reported()
-        paper = reported[row][column]
-        printed = [value for rival in theirs if (value := reported[rival][column]) is not None]
-        counts = [len(found) for found in (ours, *theirs.values())]
+        nearest = min(found, key=lambda rival: found[rival][0] - found[rival][1])
+        seeds = {rival: ours.keys() & numbers[rival][column].keys() for rival in found}
+        leads = [ours[seed] - numbers[nearest][column][seed] for seed in seeds[nearest]]
+        printed = [value for rival in found if (value := reported[rival][column].get(0)) is not None]
+        counts = [len(shared) for shared in seeds.values()]
         return Margin(
             column,
             None if paper is None or not printed else paper - max(printed),
-            mean(ours.values()) - mean(theirs[best].values()),
+            found[nearest][0] - found[nearest][1],
             (min(leads), max(leads)) if len(leads) > 1 else None,
-            len(theirs),
+            len(found),
             (min(counts), max(counts)),
         )
 
@@ -136,13 +136,6 @@ class TableResult:
         others = [row.name for row in experiment.rows if row.name != own]
         found = [m for column in experiment.columns if (m := self.margin(own, others, column.name))]
         return [Line(m.column, m.reported, m.ours, m.span, f"{m.rivals} of {len(others)} rivals") for m in found]
-
-    def _by_seed(self, row: str, column: str) -> dict[int, float]:
-        """Return a cell's numbers in percent."""
-        when = self.experiment.when(row)
-        found = {seed: run for (r, c, seed), run in self.results.runs.items() if (r, c) == (row, column)}
-        values = {seed: run.read(AS_MEASURED, when) for seed, run in found.items()}
-        return {seed: 100 * value for seed, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)

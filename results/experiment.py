@@ -8,6 +8,7 @@ import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from statistics import mean
 from typing import Any, Self
 
 from common.config import nearest
@@ -79,6 +80,10 @@ class Row:
     when: str
     reported: Numbers
     spread: Numbers
+
+
+# Percent by row, column and seed.
+CellNumbers = Mapping[str, Mapping[str, Mapping[int, float]]]
 
 
 @dataclass(frozen=True)
@@ -256,28 +261,30 @@ class Experiment:
         """Return the measure of a row's run, in [0, 1]; None if no round is complete."""
         return Accuracies.of(history, self.when(row), self.window(scale)).window
 
-    def judge(self, claim: Claim, numbers: Mapping[str, Mapping[str, float | None]]) -> Verdict:
-        """Return where a claim holds.
+    def judge(self, claim: Claim, numbers: CellNumbers) -> Verdict:
+        """Return where a claim holds: of the means of two rows over the seeds that both have.
 
         Args:
             claim: one of this file's.
-            numbers: percent by row and column; None or nothing where there is none.
+            numbers: percent; nothing where there is none.
         """
         held, broken, unmeasured = [], {}, []
         for column in claim.columns or tuple(column.name for column in self.columns):
-            ours = numbers.get(claim.higher, {}).get(column)
-            others = {row: numbers.get(row, {}).get(column) for row in claim.than}
-            theirs = {row: number for row, number in others.items() if number is not None}
-            if ours is None or not theirs:
+            own, *others = (numbers.get(row, {}).get(column, {}) for row in (claim.higher, *claim.than))
+            pairs = zip(claim.than, others, strict=True)
+            found = {row: means for row, theirs in pairs if (means := shared_means(own, theirs))}
+            if not found:
                 unmeasured.append(column)
                 continue
             # Rounded, because 79.77 - 75.59 is below 4.18 in binary.
-            leads = {row: round(ours - number, 6) for row, number in theirs.items()}
-            above = [
-                f"{row} {theirs[row]:.2f}" for row, lead in leads.items() if lead < claim.by or lead == claim.by == 0
-            ]
+            leads = {row: round(ours - theirs, 6) for row, (ours, theirs) in found.items()}
+            above = dict[str, list[str]]()
+            for row, lead in leads.items():
+                if lead < claim.by or lead == claim.by == 0:
+                    ours, theirs = found[row]
+                    above.setdefault(f"{claim.higher} {ours:.2f}", []).append(f"{row} {theirs:.2f}")
             if above:
-                broken[column] = f"{claim.higher} {ours:.2f}, {', '.join(above)}"
+                broken[column] = "; ".join(", ".join([ours, *rivals]) for ours, rivals in above.items())
             else:
                 held.append(column)
         return Verdict(tuple(held), broken, tuple(unmeasured))
@@ -286,10 +293,24 @@ class Experiment:
         """Return whether a row runs the paper's own method."""
         return next(_method(self.config, r) for r in self.rows if r.name == row) == self.own
 
-    def reported(self) -> dict[str, dict[str, float | None]]:
-        """Return the paper's numbers, percent by row and column."""
+    def reported(self) -> CellNumbers:
+        """Return the paper's numbers, each as that of a seed 0; nothing where it prints none."""
         names = [column.name for column in self.columns]
-        return {row.name: dict(zip(names, row.reported, strict=True)) for row in self.rows}
+        return {
+            row.name: {
+                name: {} if value is None else {0: value} for name, value in zip(names, row.reported, strict=True)
+            }
+            for row in self.rows
+        }
+
+
+def shared_means(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[float, float] | None:
+    """Return the means of two cells over the seeds that both have, None if there is none.
+
+    Another seed draws other clients, which moves all methods alike, and by more than they differ.
+    """
+    seeds = ours.keys() & theirs.keys()
+    return (mean(ours[s] for s in seeds), mean(theirs[s] for s in seeds)) if seeds else None
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,7 @@ class Fit:
         for reading in READINGS:
             found = differences.setdefault(reading.title, {})
             for row, column in cells:
-                value, paper = ours(row, column, reading), reported[row][column]
+                value, paper = ours(row, column, reading), reported[row][column].get(0)
                 if value is not None and paper is not None:
                     found[row, column] = value - paper
         means = {

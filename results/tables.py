@@ -9,7 +9,7 @@ from statistics import mean, pstdev
 from typing import Any
 
 from common.durable import write_whole
-from results.experiment import Claim, Experiment, PlannedRun, Verdict
+from results.experiment import CellNumbers, Claim, Experiment, PlannedRun, Verdict
 from results.measured import AS_MEASURED, READINGS, MeasuredRun, Reading, Records, dumped
 from results.runs import Runs
 
@@ -123,13 +123,16 @@ class ExperimentResults:
             wanted.missing,
         )
 
-    def numbers(self, reading: Reading = AS_MEASURED) -> dict[str, dict[str, float | None]]:
-        """Return our means, percent by row and column."""
+    def numbers(self, reading: Reading = AS_MEASURED) -> CellNumbers:
+        """Return our numbers."""
         experiment = self.experiment
-        return {
-            row.name: {column.name: self.entry(row.name, column.name, reading).mean for column in experiment.columns}
-            for row in experiment.rows
-        }
+        columns = [column.name for column in experiment.columns]
+        found = {row.name: {column: dict[int, float]() for column in columns} for row in experiment.rows}
+        for (row, column, seed), run in self.runs.items():
+            value = run.read(reading, experiment.when(row))
+            if value is not None:
+                found[row][column][seed] = 100 * value
+        return found
 
     def readings(self) -> list[tuple[Claim, list[tuple[Reading, Verdict]]]]:
         """Return each claim with where it holds in our numbers if they are read in other ways.

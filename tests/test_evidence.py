@@ -142,7 +142,7 @@ def test_a_scaled_run_is_listed_where_no_full_one_judges(tmp_path: Path) -> None
     assert [line[1:3] for line in rows(evidence)] == [
         ["Mine is best", "full size; 2 of 2 columns; 1 to 2 of 2 rivals; 2 seeds"],
         ["A: 3 above Base", "full size; A; 2 seeds"],
-        ["B: above Other", "scale 0.1; B; 1 to 2 seeds"],
+        ["B: above Other", "scale 0.1; B; 1 seed"],
     ]
     assert [group.title for group in evidence.groups()] == [
         *("Small, Table 1, full size", "Small, Table 1, scale 0.5", "Small, Table 1, scale 0.1"),

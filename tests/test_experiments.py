@@ -17,7 +17,7 @@ import yaml
 
 from common.errors import ConfigError, FloretError
 from common.registry import load_class
-from results.experiment import Data, Experiment, PlannedRun, selected
+from results.experiment import Claim, Data, Experiment, PlannedRun, Verdict, selected
 from results.fit import Fit, Trial, baselines
 from results.history import ClientRound, History, Round, Scores, Traffic
 from results.measured import GLOBAL_MODEL, READINGS, Accuracies, MeasuredRun, Records, thin_curve
@@ -119,7 +119,7 @@ def test_numbers_that_papers_print_twice_are_the_same() -> None:
     reported = one.reported()
     for row, name in zip(three.rows, ("Local", "FedPer", "PFAKD"), strict=True):
         assert list(row.reported) == [
-            reported[name][f"{dataset}, E=10"] for dataset in ("Fashion-MNIST", "CIFAR10", "CIFAR100")
+            reported[name][f"{dataset}, E=10"][0] for dataset in ("Fashion-MNIST", "CIFAR10", "CIFAR100")
         ]
     assert table("feddfpa-table1").rows[-1].reported == table("feddfpa-table4").rows[-1].reported
     for proposed, by_peers in (("ua-pdfl-table1", "ua-pdfl-table3"), ("ua-pdfl-table2", "ua-pdfl-table4")):
@@ -363,7 +363,7 @@ def test_claims_read_in_other_ways(tmp_path: Path) -> None:
     both = read(tmp_path, measure={"when": "before", "last-rounds": 10})
     (in_use,) = (reading for reading in READINGS if reading.title == "global models before, others after")
     numbers = ExperimentResults(both, 1.0, measured, tuple(planned), {}, {}).numbers(in_use)
-    assert [numbers[row]["A"] for row in ("One", "Two")] == pytest.approx([20, 60])
+    assert [numbers[row]["A"][0] for row in ("One", "Two")] == pytest.approx([20, 60])
     # Nor is a way by which no claim can be judged: not of both rows is there a number before training.
     unknown = replace(measured[two.key], accuracies={**measured[two.key].accuracies, "before": Accuracies()})
     fewer = ExperimentResults(experiment, 1.0, measured | {two.key: unknown}, tuple(planned), {}, {})
@@ -484,16 +484,32 @@ def test_a_claim_is_judged_column_by_column(tmp_path: Path) -> None:
         {"text": "not far behind", "higher": "One", "than": ["Two"], "by": -4.18, "columns": ["A"]},
     ]
     best, by_ten, behind = (experiment := read(tmp_path, claims=claims)).claims
-    said = experiment.judge(
-        best, {"One": {"A": 75.59, "B": 50.0}, "Two": {"A": 79.77, "B": 50.0}, "Three": {"A": None}}
-    )
+
+    def judged(claim: Claim, numbers: dict[str, dict[str, list[float]]]) -> Verdict:
+        seeds = {row: {column: dict(enumerate(v)) for column, v in cells.items()} for row, cells in numbers.items()}
+        return experiment.judge(claim, seeds)
+
+    said = judged(best, {"One": {"A": [75.59], "B": [50.0]}, "Two": {"A": [79.77], "B": [50.0]}, "Three": {"A": []}})
     assert (said.held, said.unmeasured) == (("A",), ())
     assert str(said) == "held in part: 1 of 2 columns; B: Two 50.00, One 50.00"
-    numbers: dict[str, dict[str, float | None]] = {"One": {"A": 75.59}, "Two": {"A": 79.77}}
-    assert str(experiment.judge(best, numbers)) == "held: 1 of 1 columns (1 not measured)"
-    assert str(experiment.judge(by_ten, numbers)) == "not held: 0 of 1 columns; A: Two 79.77, One 75.59"
-    assert str(experiment.judge(behind, numbers)) == "held: 1 of 1 columns"
-    assert str(experiment.judge(best, {})) == "not measured"
+    numbers = {"One": {"A": [75.59]}, "Two": {"A": [79.77]}}
+    assert str(judged(best, numbers)) == "held: 1 of 1 columns (1 not measured)"
+    assert str(judged(by_ten, numbers)) == "not held: 0 of 1 columns; A: Two 79.77, One 75.59"
+    assert str(judged(behind, numbers)) == "held: 1 of 1 columns"
+    assert str(judged(best, {})) == "not measured"
+
+
+def test_rows_are_compared_over_the_seeds_that_both_have(tmp_path: Path) -> None:
+    """Of One there is seed 0 alone, in which Two is behind; seed 1, in which all are better, does not help Two."""
+    (best,) = (experiment := read(tmp_path, claims=[{"text": "b", "higher": "Two", "than": ["One", "Three"]}])).claims
+    numbers: dict[str, dict[str, dict[int, float]]] = {
+        "One": {"A": {0: 70.0}, "B": {0: 70.0}},
+        "Two": {"A": {0: 69.0, 1: 89.0}, "B": {1: 89.0}},
+        "Three": {"A": {0: 75.0, 1: 85.0}},
+    }
+    assert str(experiment.judge(best, numbers)) == (
+        "not held: 0 of 1 columns (1 not measured); A: Two 69.00, One 70.00; Two 79.00, Three 80.00"
+    )
 
 
 def real(tmp_path: Path, rounds: int, **changes: Any) -> Path:
