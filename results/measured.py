@@ -5,8 +5,8 @@ while a table of many hours is run, and gone on with on another machine.
 """
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -16,6 +16,8 @@ from common.config import own_keys
 from common.errors import FloretError
 from results.history import History, Json, Traffic
 from results.runs import Outcome, Runs, RunSpec
+
+log = logging.getLogger("flwr")
 
 FORMAT = 2
 # A curve of more rounds is thinned to about so many points.
@@ -145,6 +147,10 @@ class MeasuredRun:
         return value
 
 
+class OtherFileError(FloretError):
+    """A file is none of results, or of another format, or its runs average another number of rounds."""
+
+
 class Records:
     """The runs of a table that are done: those of its file of results, of files beside it, and of the runs' folders.
 
@@ -255,14 +261,15 @@ def loaded(path: Path, window: int | None = None) -> tuple[Json, list[tuple[Json
         window: number of rounds that its runs average; None for any.
 
     Raises:
-        FloretError: it is something else, which is left as it is.
+        OtherFileError: it is something else, which is left as it is.
+        FloretError: it cannot be read.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content.get("format") != FORMAT:
-            raise FloretError(f"{path}: is not of this version's format; move it, or name another folder")
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise OtherFileError(f"{path}: is not of this version's format; move it, or name another folder")
         if window is not None and content["window"] != window:
-            raise FloretError(f"{path}: averages the last {content['window']} rounds, not {window}; move it")
+            raise OtherFileError(f"{path}: averages the last {content['window']} rounds, not {window}; move it")
         return content, [(entry, _loaded(entry, content)) for entry in content["runs"] if "accuracy" in entry]
     except FileNotFoundError:
         return {}, []
@@ -273,13 +280,18 @@ def loaded(path: Path, window: int | None = None) -> tuple[Json, list[tuple[Json
 def _shared(file: Path, window: int, runs: Runs) -> dict[str, MeasuredRun]:
     """Return the runs of other files of results in the same folder, by the name of a run's folder.
 
-    Files of something else, and those that average another number of rounds, are passed over.
+    Files of something else, and those that average another number of rounds, are passed over; of one that cannot be
+    read a line says so.
     """
     found: dict[str, MeasuredRun] = {}
     for other in sorted(file.parent.glob("*.json")):
         if other.name != file.name:
-            with suppress(FloretError):
+            try:
                 found |= {runs.recorded(run.about): run for _, run in loaded(other, window)[1]}
+            except OtherFileError:
+                continue
+            except FloretError as error:
+                log.warning("%s: %s", file.name, error)
     return found
 
 

@@ -375,7 +375,7 @@ def test_methods_whose_clients_use_the_global_model() -> None:
     assert {method for method, kind in kinds.items() if kind.serves_global} == GLOBAL_MODEL
 
 
-def test_what_is_kept_is_what_was_measured(tmp_path: Path) -> None:
+def test_what_is_kept_is_what_was_measured(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     experiment = read(tmp_path)
     runs = Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
     planned = experiment.planned_runs([0], 1, Data("", {}, False), "", {})
@@ -397,6 +397,13 @@ def test_what_is_kept_is_what_was_measured(tmp_path: Path) -> None:
     assert elsewhere.seeds == frozenset()
     elsewhere.need([])
     assert not Records(runs, tmp_path / "other.json", window=9).kept(planned[0].spec)
+    assert not caplog.messages
+    # One that is damaged is named.
+    (tmp_path / "damaged.json").write_text(file.read_text()[:-10])
+    assert Records(runs, tmp_path / "other.json", window=10).kept(planned[0].spec)
+    (said,) = caplog.messages
+    assert said.startswith(f"other.json: {tmp_path / 'damaged.json'}: is no file of results (JSONDecodeError")
+    (tmp_path / "damaged.json").unlink()
     # What the two runs share stands once; a mean over other rounds is another number.
     content = json.loads(file.read_text())
     assert content["config"]["dataset"] == "cifar10"
