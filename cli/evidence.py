@@ -16,7 +16,10 @@ import click
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="The folder of the tables' files.",
 )
-def evidence(folder: Path, experiments: Path) -> None:
+@click.option(
+    "--app", default=".", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Floret's folder."
+)
+def evidence(folder: Path, experiments: Path, app: Path) -> None:
     """Write what results say of the papers' claims: a section of FOLDER/README.md, and FOLDER/evidence.svg.
 
     FOLDER, docs/results by default, has the JSON files that `floret reproduce` wrote. The section stands between two
@@ -27,7 +30,7 @@ def evidence(folder: Path, experiments: Path) -> None:
     require("matplotlib", "server", "floret evidence")
     from results.evidence import Evidence
 
-    found = Evidence.read(folder, experiments)
+    found = Evidence.read(folder, experiments, app)
     for path in found.write():
         click.echo(f"written: {path}")
     click.echo(found.summary())

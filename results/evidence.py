@@ -8,14 +8,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from common.durable import write_whole
 from common.errors import FloretError
+from common.run_config import default_config
 from results.evidence_chart import Group, Line, picture
 from results.experiment import Claim, Experiment, Verdict, shared_means
 from results.measured import MeasuredRun, loaded
-from results.tables import ExperimentResults, number
+from results.tables import ExperimentResults, number, other_keys
 
 BEGIN = "<!-- Written by `floret evidence`, as far as the comment below; change the results, not this. -->"
 END = "<!-- End of what `floret evidence` writes. -->"
@@ -59,7 +60,7 @@ class TableResult:
 
     Attributes:
         name: of the file, without its ending.
-        variant: what its name has after table and scale: the runs have other keys than the table's.
+        variant: what its name has after table and scale, or says which keys are other than the table's.
         results: what it has.
     """
 
@@ -68,8 +69,8 @@ class TableResult:
     results: ExperimentResults
 
     @classmethod
-    def read(cls, path: Path, experiment: Experiment, scale: float, variant: str) -> Self:
-        """Read a file of results.
+    def read(cls, path: Path, experiment: Experiment, scale: float, variant: str, defaults: Mapping[str, Any]) -> Self:
+        """Read a file of results, ``defaults`` being those of every key of a run.
 
         Raises:
             FloretError: it is something else, or not of this table and scale.
@@ -88,7 +89,9 @@ class TableResult:
             if (*cell, seed) in runs:
                 raise FloretError(f"{path}: has the run of {', '.join(cell)}, seed {seed} twice; remove one of them")
             runs[*cell, seed] = run
-        return cls(path.stem, variant, ExperimentResults(experiment, scale, runs, (), {}, {}))
+        others = other_keys(experiment, scale, runs, defaults)
+        named = variant.replace("-", " ") or (f"with other {', '.join(others)}" if others else "")
+        return cls(path.stem, named, ExperimentResults(experiment, scale, runs, (), {}, {}, others))
 
     @property
     def experiment(self) -> Experiment:
@@ -104,7 +107,7 @@ class TableResult:
     def size(self) -> str:
         """At which size the runs were made."""
         size = "full size" if self.results.scale == 1 else f"scale {self.results.scale:g}"
-        return size + (f", {self.variant.replace('-', ' ')}" if self.variant else "")
+        return size + (f", {self.variant}" if self.variant else "")
 
     def margin(self, row: str, rivals: Iterable[str], column: str) -> Margin | None:
         """Return the margin of a row over those of ``rivals`` that were run; None without the row or any of them."""
@@ -189,12 +192,13 @@ class Evidence:
     fits: Mapping[str, Sequence[str]]
 
     @classmethod
-    def read(cls, folder: Path, tables: Path) -> Self:
-        """Read all results of ``folder`` whose tables are in the folder ``tables``.
+    def read(cls, folder: Path, tables: Path, app: Path) -> Self:
+        """Read all results of ``folder`` whose tables are in the folder ``tables``; ``app`` is Floret's.
 
         Raises:
             FloretError: a file is not what its name says, or there is no table.
         """
+        defaults = default_config(app)
         experiments = {path.stem: Experiment.read(path) for path in sorted(tables.glob("*.yaml"))}
         if not experiments:
             raise FloretError(f"{tables}: has no file of a table (*.yaml); see --experiments")
@@ -207,7 +211,7 @@ class Evidence:
             if variant == "fit":
                 fits.setdefault(table, []).append(path.stem)
             else:
-                results.append(TableResult.read(path, experiments[table], scale, variant))
+                results.append(TableResult.read(path, experiments[table], scale, variant, defaults))
         results.sort(key=lambda result: (result.experiment.stem, -result.results.scale, result.variant))
         return cls(folder, tables, experiments, tuple(result for result in results if result.results.runs), fits)
 

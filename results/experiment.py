@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Self
 
-from common.config import nearest
+from common.config import nearest, own_keys
 from common.errors import ConfigError
 from common.yamlfile import read_yaml
 from results.history import History
@@ -227,6 +227,26 @@ class Experiment:
             keys["max-samples"] = max(LEAST_SAMPLES, round(samples * scale))
         clients = row.clients or column.clients or self.clients
         return RunSpec(data.added_to(keys), f"num-supernodes={clients} {federation}".strip())
+
+    def other_keys(
+        self, key: tuple[str, str, int], scale: float, config: Mapping[str, Any], defaults: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the keys with which a run differs from the table's, places of data aside.
+
+        Args:
+            key: row, column and seed of the run.
+            scale: as for ``planned_runs``.
+            config: of the run; a key that it lacks, which came later, had its default.
+            defaults: of every key.
+        """
+        row = next(row for row in self.rows if row.name == key[0])
+        column = next(column for column in self.columns if column.name == key[1])
+        wanted = {**defaults, **self._spec(row, column, key[2], scale, Data("", {}, False), "", {}).keys}
+        return {
+            name: value
+            for name, value in own_keys({**defaults, **config}).items()
+            if value != wanted.get(name) and name not in PLACES and (name, value) != ("dataset", "npz")
+        }
 
     def job(
         self, place: PlannedRun, scale: float, config: Mapping[str, Any], setting: Mapping[str, Any] | None = None

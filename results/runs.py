@@ -246,11 +246,14 @@ class Runs:
         check: raises FloretError if a run with these keys cannot start; it gets the number of clients of a simulation
             on this machine, or None.
         engine: makes the runs.
+
+    Attributes:
+        defaults: every key of a run config.
     """
 
     def __init__(self, app: Path, output: Path, check: Check, engine: Engine) -> None:
         self._app, self._check, self.engine = app, check, engine
-        self._defaults = default_config(app)
+        self.defaults = default_config(app)
         self._folder = output.resolve() / _FOLDER
 
     @contextmanager
@@ -274,7 +277,7 @@ class Runs:
         Raises:
             ConfigError: a key is not known.
         """
-        return merged(self._defaults, spec.keys)
+        return merged(self.defaults, spec.keys)
 
     def folder(self, spec: RunSpec) -> Path:
         """Return the folder of a run.
@@ -285,7 +288,7 @@ class Runs:
 
     def recorded(self, about: Mapping[str, Any]) -> str:
         """Return the name of the folder of a run whose ``about`` was kept; keys that it lacks had their defaults."""
-        return self._name({**self._defaults, **about["config"]}, about["federation-config"])
+        return self._name({**self.defaults, **about["config"]}, about["federation-config"])
 
     @staticmethod
     def _name(config: Mapping[str, Any], federation: str) -> str:
@@ -357,7 +360,7 @@ class Runs:
         self, spec: RunSpec, folder: Path, log: Path, more: Mapping[str, str], watch: Callable[[int], None]
     ) -> None:
         keys = {**spec.keys, "output-dir": str(folder), **more}
-        values = merged(self._defaults, keys)
+        values = merged(self.defaults, keys)
         self.engine.run(keys, values, spec.federation, log, lambda: watch(_rounds(folder)))
 
     def _about(self, spec: RunSpec, run: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
@@ -63,6 +63,7 @@ class ExperimentResults:
         planned: all of them.
         failed: why a run failed, by row, column and seed.
         instead: the file that stood for a dataset, by the dataset's name.
+        other_keys: keys with which runs differ from the table's, each with its value or values.
     """
 
     experiment: Experiment
@@ -71,6 +72,7 @@ class ExperimentResults:
     planned: tuple[PlannedRun, ...]
     failed: Mapping[tuple[str, str, int], str]
     instead: Mapping[str, str]
+    other_keys: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def gather(
@@ -93,7 +95,8 @@ class ExperimentResults:
                 measured[place.key] = run
             elif folder in failed:
                 reasons[place.key] = failed[folder]
-        return cls(experiment, scale, measured, tuple(planned), reasons, dict(instead))
+        others = other_keys(experiment, scale, measured, runs.defaults)
+        return cls(experiment, scale, measured, tuple(planned), reasons, dict(instead), others)
 
     @property
     def stem(self) -> str:
@@ -173,6 +176,9 @@ class ExperimentResults:
             )
             if self.experiment.measure.last_rounds > 1:
                 notes[-1] += f" Averaged over the last {self.experiment.window(self.scale)} rounds."
+        if self.other_keys:
+            said = ", ".join(f"{key} = {values}" for key, values in self.other_keys.items())
+            notes.append(f"With other keys than the table's: {said}.")
         notes += [f"{name} was read from {file}." for name, file in sorted(self.instead.items())]
         total = sum(run.seconds or 0.0 for run in self.runs.values())
         seeds = ", ".join(map(str, self.seeds()))
@@ -283,6 +289,27 @@ class ExperimentResults:
             if self.experiment.spread == "clients":
                 texts.insert(4, number(entry.clients))
         return texts
+
+
+def other_keys(
+    experiment: Experiment,
+    scale: float,
+    runs: Mapping[tuple[str, str, int], MeasuredRun],
+    defaults: Mapping[str, Any],
+) -> dict[str, str]:
+    """Return the keys with which runs differ from the table's, each with its value or values as text.
+
+    Args:
+        experiment: the table.
+        scale: of the runs.
+        runs: by row, column and seed.
+        defaults: of every key.
+    """
+    found: dict[str, set[str]] = {}
+    for key, run in runs.items():
+        for name, value in experiment.other_keys(key, scale, run.about["config"], defaults).items():
+            found.setdefault(name, set()).add(json.dumps(value))
+    return {name: " or ".join(sorted(values)) for name, values in sorted(found.items())}
 
 
 def stem(experiment: Experiment, scale: float) -> str:

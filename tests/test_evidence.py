@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,10 +17,9 @@ from cli.main import floret
 from common.errors import FloretError
 from results.evidence import BEGIN, END, Evidence
 from results.evidence_chart import picture
-from results.experiment import Experiment, PlannedRun
+from results.experiment import Data, Experiment, PlannedRun
 from results.history import Traffic
 from results.measured import Accuracies, MeasuredRun
-from results.runs import RunSpec
 from results.tables import ExperimentResults
 from tests.conftest import PATIENCE
 from tests.harness import ROOT
@@ -69,21 +69,19 @@ def measured(place: PlannedRun, value: float, when: str) -> MeasuredRun:
     """Return a run that measured ``value`` when its row is measured, and something else at the other moment."""
     other = "before" if when == "after" else "after"
     accuracies = {when: Accuracies(value, value, value, value, 0.0), other: Accuracies(0.9, 0.9, 0.9, 0.9, 0.0)}
-    config = {"method": place.row, "seed": place.seed}
     about = {"commit": "c", "machine": {"cpus": 2, "cpu": "", "gpus": []}, "versions": {}, "started": "", "resumed": 0}
     curve = ((1, value, value),)
-    about |= {"federation-config": "", "config": config}
+    about |= {"federation-config": "", "config": dict(place.spec.keys)}
     return MeasuredRun(accuracies, curve, 4, Traffic(1, 2), 3.0, 0, about)
 
 
-def write(folder: Path, cells: Cells = CELLS, scale: float = 1.0, variant: str = "") -> Path:
-    """Write a file of results of the table ``small`` as ``floret reproduce`` does; return it."""
+def write(
+    folder: Path, cells: Cells = CELLS, scale: float = 1.0, variant: str = "", keys: Mapping[str, Any] | None = None
+) -> Path:
+    """Write a file of results of the table ``small`` as ``floret reproduce`` does, runs with ``keys``; return it."""
     experiment = Experiment.read(folder / "tables" / "small.yaml")
-    planned = [
-        PlannedRun(row, column, seed, RunSpec({}, ""))
-        for (row, column), values in cells.items()
-        for seed in range(len(values))
-    ]
+    every = experiment.planned_runs([0, 1], scale, Data("", {}, False), "", keys or {})
+    planned = [one for one in every if one.seed < len(cells.get((one.row, one.column), []))]
     runs = {one.key: measured(one, cells[one.row, one.column][one.seed], experiment.when(one.row)) for one in planned}
     results = ExperimentResults(experiment, scale, runs, tuple(planned), {}, {})
     results.write(folder)
@@ -100,7 +98,7 @@ def rows(evidence: Evidence) -> list[list[str]]:
 def test_margins_are_those_of_the_numbers(tmp_path: Path) -> None:
     place = tables(tmp_path)
     write(tmp_path)
-    evidence = Evidence.read(tmp_path, place)
+    evidence = Evidence.read(tmp_path, place, ROOT)
     # A: means 52, 53, 56: 3 above Other, by seed 1 and 5; the paper has 84 - 82.
     # B: 59 against 60; the paper has 75 - 70, since Other was not run.
     assert rows(evidence) == [
@@ -127,7 +125,7 @@ def test_margins_are_those_of_the_numbers(tmp_path: Path) -> None:
 def test_a_claim_needs_its_least_margin(tmp_path: Path) -> None:
     place = tables(tmp_path)
     write(tmp_path, CELLS | {("Mine", "A"): [0.54, 0.55]})
-    line = rows(Evidence.read(tmp_path, place))[1]
+    line = rows(Evidence.read(tmp_path, place, ROOT))[1]
     assert line[1:2] + line[4:] == ["A: 3 above Base", "+2.50 (+1.00 to +4.00)", "**not held**"]
 
 
@@ -138,7 +136,7 @@ def test_a_scaled_run_is_listed_where_no_full_one_judges(tmp_path: Path) -> None
     write(tmp_path, {cell: values[:1] for cell, values in CELLS.items()}, scale=0.1, variant="common-start")
     write(tmp_path, everything, scale=0.1)
     write(tmp_path, scale=0.5)
-    evidence = Evidence.read(tmp_path, place)
+    evidence = Evidence.read(tmp_path, place, ROOT)
     assert [line[1:3] for line in rows(evidence)] == [
         ["Mine is best", "full size; 2 of 2 columns; 1 to 2 of 2 rivals; 2 seeds"],
         ["A: 3 above Base", "full size; A; 2 seeds"],
@@ -150,7 +148,7 @@ def test_a_scaled_run_is_listed_where_no_full_one_judges(tmp_path: Path) -> None
     ]
     assert [group.full for group in evidence.groups()] == [True, False, False, False]
     full.unlink()
-    found = [(line[0], line[2].split("; ")[0], line[5]) for line in rows(Evidence.read(tmp_path, place))[3:6]]
+    found = [(line[0], line[2].split("; ")[0], line[5]) for line in rows(Evidence.read(tmp_path, place, ROOT))[3:6]]
     # Not in bold, since they are not at full size.
     assert found == [
         ("[Small, Table 1](small-scale0.5.md)", "scale 0.5", "held"),
@@ -164,7 +162,7 @@ def test_runs_with_other_keys_are_not_those_of_the_table(tmp_path: Path) -> None
     parts = {"name": "Other", "config": {"method": "pfakd"}, "reported": [82, 72]}
     place = tables(tmp_path, small={"rows": [TABLE["rows"][0], parts, TABLE["rows"][2]]})
     write(tmp_path, variant="own-keys")
-    evidence = Evidence.read(tmp_path, place)
+    evidence = Evidence.read(tmp_path, place, ROOT)
     assert [line[2].split("; ")[0] for line in rows(evidence)] == ["full size, own keys"] * 2
     assert [line[5] for line in rows(evidence)] == ["held in 1 of 2 columns", "held"]
     assert evidence.summary().startswith(
@@ -176,12 +174,29 @@ def test_runs_with_other_keys_are_not_those_of_the_table(tmp_path: Path) -> None
     assert [line.ours for line in group.lines] == pytest.approx([3.0, -1.0])
 
 
+def test_runs_with_other_keys_are_known_by_their_configs(tmp_path: Path) -> None:
+    place = tables(tmp_path)
+    path = write(tmp_path, keys={"rounds": 30, "momentum": 0.5})
+    evidence = Evidence.read(tmp_path, place, ROOT)
+    assert {line[2].split("; ")[0] for line in rows(evidence)} == {"full size, with other momentum, rounds"}
+    assert evidence.summary().endswith("at full size none is judged; scaled down none is judged.")
+    (result,) = evidence.results
+    assert "- With other keys than the table's: momentum = 0.5, rounds = 30." in result.results.markdown()
+    # Where data are, and what came later and had its default, makes no difference.
+    write(tmp_path, keys={"dataset": "npz", "data-dir": "elsewhere"})
+    content = json.loads(path.read_text(encoding="utf-8"))
+    del content["config"]["download"]
+    path.write_text(json.dumps(content), encoding="utf-8")
+    (result,) = Evidence.read(tmp_path, place, ROOT).results
+    assert (result.at_full_size, result.results.other_keys) == (True, {})
+
+
 def test_tables_without_runs_and_without_judged_claims(tmp_path: Path) -> None:
     place = tables(tmp_path, other={"title": "Other, Table 9: of more"}, silent={"claims": []})
     write(tmp_path, {("Base", "A"): [0.5]})
     write(tmp_path, scale=0.1).rename(tmp_path / "small-fit.json")
     (tmp_path / "notes.json").write_text("not of a table")
-    evidence = Evidence.read(tmp_path, place)
+    evidence = Evidence.read(tmp_path, place, ROOT)
     assert rows(evidence) == [
         [
             *("[Small, Table 1](small.md), [fit](small-fit.md)", "Mine is best; and 2 more"),
@@ -200,19 +215,19 @@ def test_the_rest_of_the_page_is_kept(tmp_path: Path) -> None:
     write(tmp_path)
     page = tmp_path / "README.md"
     floret.main(["evidence", str(tmp_path), "--experiments", str(place)], standalone_mode=False)
-    assert page.read_text(encoding="utf-8") == f"# Results\n\n{Evidence.read(tmp_path, place).section()}\n"
+    assert page.read_text(encoding="utf-8") == f"# Results\n\n{Evidence.read(tmp_path, place, ROOT).section()}\n"
     page.write_text(f"# Mine\n\nabove\n\n{BEGIN}\nwas here\n{END}\n\nbelow, β\n", encoding="utf-8")
-    Evidence.read(tmp_path, place).write()
+    Evidence.read(tmp_path, place, ROOT).write()
     text = page.read_text(encoding="utf-8")
     assert text.startswith(f"# Mine\n\nabove\n\n{BEGIN}\n\nOf 1 tables")
     assert text.endswith(f"\n\n{END}\n\nbelow, β\n")
     assert "was here" not in text
-    Evidence.read(tmp_path, place).write()
+    Evidence.read(tmp_path, place, ROOT).write()
     assert page.read_text(encoding="utf-8") == text
     for wrong in ("no comments", BEGIN, f"{END}\n{BEGIN}", f"{BEGIN}{END}{END}", f"{BEGIN}{BEGIN}{END}"):
         page.write_text(wrong, encoding="utf-8")
         with pytest.raises(FloretError, match=r"README\.md: must have each of these lines once"):
-            Evidence.read(tmp_path, place).write()
+            Evidence.read(tmp_path, place, ROOT).write()
         assert page.read_text(encoding="utf-8") == wrong
 
 
@@ -225,7 +240,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     def told(text: str, name: str = "small.json") -> str:
         (tmp_path / name).write_text(text, encoding="utf-8")
         with pytest.raises(FloretError) as error:
-            Evidence.read(tmp_path, place)
+            Evidence.read(tmp_path, place, ROOT)
         (tmp_path / name).unlink()
         line = str(error.value)
         assert line.startswith(f"{tmp_path / name}: ")
@@ -246,14 +261,14 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
     assert ended.stderr.startswith(f"floret: {path}: is no file of results")
     with pytest.raises(FloretError, match="has no file of a table"):
-        Evidence.read(tmp_path, tmp_path)
+        Evidence.read(tmp_path, tmp_path, ROOT)
 
 
 def test_the_picture_is_the_same_each_time(tmp_path: Path) -> None:
     place = tables(tmp_path)
     write(tmp_path)
     write(tmp_path, scale=0.1)
-    Evidence.read(tmp_path, place).write()
+    Evidence.read(tmp_path, place, ROOT).write()
     first = (tmp_path / "evidence.svg").read_bytes()
     command = [sys.executable, "-m", "cli.main", "evidence", str(tmp_path), "--experiments", str(place)]
     env = os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)}
@@ -270,7 +285,7 @@ def test_the_picture_is_the_same_each_time(tmp_path: Path) -> None:
 
 def test_the_front_page_says_what_the_results_say() -> None:
     folder = ROOT / "docs" / "results"
-    evidence = Evidence.read(folder, ROOT / "experiments")
+    evidence = Evidence.read(folder, ROOT / "experiments", ROOT)
     assert (folder / "README.md").read_text(encoding="utf-8") == evidence.page(), "run `floret evidence`"
     # Another matplotlib may draw other bytes; the numbers are the same.
     kept, now = (folder / "evidence.svg").read_text(encoding="utf-8"), picture(evidence.groups())
