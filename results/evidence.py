@@ -130,15 +130,27 @@ class TableResult:
             (min(counts), max(counts)),
         )
 
-    def lead(self) -> list[Line]:
+    def lead(self) -> list[Margin]:
         """Return the margins of the paper's own method, the last row that runs it, over all other rows."""
         experiment = self.experiment
         if not experiment.own:
             return []
         own = next(row.name for row in reversed(experiment.rows) if experiment.is_own(row.name))
         others = [row.name for row in experiment.rows if row.name != own]
-        found = [m for column in experiment.columns if (m := self.margin(own, others, column.name))]
-        return [Line(m.column, m.reported, m.ours, m.span, f"{m.rivals} of {len(others)} rivals") for m in found]
+        return [m for column in experiment.columns if (m := self.margin(own, others, column.name))]
+
+    def lines(self) -> tuple[Line, ...]:
+        """Return the same for the picture."""
+        rivals = len(self.experiment.rows) - 1
+        return tuple(Line(m.column, m.reported, m.ours, m.span, f"{m.rivals} of {rivals} rivals") for m in self.lead())
+
+    def conditions(self, margins: Sequence[Margin], columns: int, rivals: int) -> str:
+        """Return size, columns, rivals and seeds of the runs that margins are of, of so many columns and rivals."""
+        ran = margins[0].column if len(margins) == 1 else f"{len(margins)} of {columns} columns"
+        found = _range([margin.rivals for margin in margins])
+        seeds = _range([count for margin in margins for count in margin.seeds])
+        some = [] if found == str(rivals) else [f"{found} of {rivals} rivals"]
+        return "; ".join([self.size, ran, *some, f"{seeds} seed" if seeds == "1" else f"{seeds} seeds"])
 
 
 @dataclass(frozen=True)
@@ -160,17 +172,7 @@ class Finding:
     def conditions(self) -> str:
         """Size, columns, rivals and seeds of the runs."""
         columns = len(self.claim.columns) or len(self.result.experiment.columns)
-        ran = self.margins[0].column if len(self.margins) == 1 else f"{len(self.margins)} of {columns} columns"
-        rivals = _range([margin.rivals for margin in self.margins])
-        seeds = _range([count for margin in self.margins for count in margin.seeds])
-        return "; ".join(
-            [
-                self.result.size,
-                ran,
-                *([] if rivals == str(len(self.claim.than)) else [f"{rivals} of {len(self.claim.than)} rivals"]),
-                f"{seeds} seed" if seeds == "1" else f"{seeds} seeds",
-            ]
-        )
+        return self.result.conditions(self.margins, columns, len(self.claim.than))
 
 
 @dataclass(frozen=True)
@@ -243,6 +245,35 @@ class Evidence:
             f"{_counted(outcomes[False].values())}."
         )
 
+    def papers(self) -> list[str]:
+        """Return the lines of a table with a line for each paper: the largest run of its first table that was run."""
+        lines = [
+            "| Paper | Its method above the best rival | Reported | Ours | Claims |",
+            "|---|---|---:|---:|---|",
+        ]
+        findings = [finding for finding in self.findings() if not finding.result.variant]
+        for paper in dict.fromkeys(map(_paper, self.experiments)):
+            tables = [experiment for stem, experiment in self.experiments.items() if _paper(stem) == paper]
+            name, page = short_title(tables[0]).partition(",")[0], f"{paper}.md"
+            link = f"[{name}]({page})" if (self.folder / page).is_file() else name
+            results = [r for r in self.results if r.experiment in tables and not r.variant and r.lead()]
+            outcomes: dict[tuple[str, Claim], set[str]] = {}
+            for finding in findings:
+                if finding.result.experiment in tables:
+                    outcomes.setdefault((finding.result.experiment.stem, finding.claim), set()).add(finding.outcome)
+            counts = _outcomes(outcomes.values())
+            said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count) or "none judged"
+            judged = f"{said}, of {sum(len(table.claims) for table in tables)}"
+            if not results:
+                lines.append(_row(link, "not run", "-", "-", judged))
+                continue
+            largest = max(results, key=lambda result: (result.results.scale, -result.experiment.table))
+            margins, experiment = largest.lead(), largest.experiment
+            ran = largest.conditions(margins, len(experiment.columns), len(experiment.rows) - 1)
+            place = f"[Table {experiment.table}]({largest.name}.md); {ran}"
+            lines.append(_row(link, place, _span([margin.reported for margin in margins]), _ours(margins), judged))
+        return lines
+
     def section(self) -> str:
         """Return the section of the page, with its comments."""
         findings = self.findings()
@@ -268,7 +299,8 @@ class Evidence:
                 file = Path(os.path.relpath(self.tables / f"{table}.yaml", self.folder)).as_posix()
                 not_run.append(_row(f"[{title}]({file}){fits}", *nothing, "not run"))
         image = f"![Margins of the papers' own methods over their best rivals, reported and ours]({PICTURE})"
-        return "\n".join([BEGIN, "", self.summary(), "", image, "", *lines, *not_run, "", _NOTE, "", END])
+        head = [BEGIN, "", self.summary(), "", *self.papers(), "", image, "", "## Claim by claim", ""]
+        return "\n".join([*head, *lines, *not_run, "", _NOTE, "", END])
 
     def page(self) -> str:
         """Return the page with the section as it is now; if there is none yet, one with a heading and the section.
@@ -296,10 +328,10 @@ class Evidence:
                 result.experiment.paper,
                 f"{short_title(result.experiment)}, {result.size}",
                 result.at_full_size,
-                tuple(lines),
+                lines,
             )
             for result in self.results
-            if (lines := result.lead())
+            if (lines := result.lines())
         ]
 
     def write(self) -> list[Path]:
@@ -317,6 +349,11 @@ class Evidence:
 def short_title(experiment: Experiment) -> str:
     """Return the title without what the table is of: ``PFAKD, Table 1``."""
     return experiment.title.partition(":")[0]
+
+
+def _paper(stem: str) -> str:
+    """Return what the files of a paper begin with: of ``pfakd-table1`` it is ``pfakd``."""
+    return stem.rpartition("-table")[0] or stem
 
 
 def _place(name: str, stems: Iterable[str]) -> tuple[str, float, str] | None:
@@ -337,12 +374,18 @@ def _finding(result: TableResult, claim: Claim) -> Finding | None:
 
 def _counted(outcomes: Iterable[set[str]]) -> str:
     """Return how many claims are judged, and how; those are mixed that hold in some columns or at one of two scales."""
-    found = list(outcomes)
-    if not found:
+    counts = _outcomes(outcomes)
+    total = sum(counts.values())
+    if not total:
         return "none is judged"
+    said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+    return f"{total} {'is' if total == 1 else 'are'} judged ({said})"
+
+
+def _outcomes(outcomes: Iterable[set[str]]) -> dict[str, int]:
+    found = list(outcomes)
     held, broken = found.count({"held"}), found.count({"not held"})
-    mixed = len(found) - held - broken
-    return f"{len(found)} {'is' if len(found) == 1 else 'are'} judged ({held} held, {broken} not held, {mixed} mixed)"
+    return {"held": held, "not held": broken, "mixed": len(found) - held - broken}
 
 
 def _claims(experiment: Experiment) -> str:

@@ -90,8 +90,9 @@ def write(
 
 
 def rows(evidence: Evidence) -> list[list[str]]:
-    """Return the cells of the section's table."""
-    lines = [line for line in evidence.section().splitlines() if line.startswith("| ")]
+    """Return the cells of the section's table of claims."""
+    claims = evidence.section().partition("## Claim by claim")[2]
+    lines = [line for line in claims.splitlines() if line.startswith("| ")]
     return [line.strip("| ").split(" | ") for line in lines[1:]]
 
 
@@ -172,6 +173,21 @@ def test_runs_with_other_keys_are_not_those_of_the_table(tmp_path: Path) -> None
     (group,) = evidence.groups()
     assert not group.full
     assert [line.ours for line in group.lines] == pytest.approx([3.0, -1.0])
+
+
+def test_a_line_for_each_paper(tmp_path: Path) -> None:
+    """The largest run of its first table, margins over all rivals, and how its claims ended."""
+    more: dict[str, dict[str, Any]] = {"tiny-table1": {"title": "Tiny, Table 1: of less"}, "tiny-table2": {"table": 2}}
+    place = tables(tmp_path, **more)
+    write(tmp_path, variant="own-keys")
+    write(tmp_path)
+    write(tmp_path, scale=0.5)
+    (tmp_path / "small.md").write_text("")
+    assert Evidence.read(tmp_path, place, ROOT).papers()[2:] == [
+        "| [Small](small.md) | [Table 1](small.md); full size; 2 of 2 columns; 1 to 2 of 2 rivals; 2 seeds "
+        "| +2.00 to +5.00 | -1.00 to +3.00 | 1 held, 1 mixed, of 3 |",
+        "| Tiny | not run | - | - | none judged, of 6 |",
+    ]
 
 
 def test_runs_with_other_keys_are_known_by_their_configs(tmp_path: Path) -> None:
