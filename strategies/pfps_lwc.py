@@ -8,12 +8,14 @@ from strategies.core import FloretStrategy
 
 @dataclass(frozen=True, kw_only=True)
 class PFPSLWCParameters:
-    """``recall`` moves the received extractor towards the client's own last one for ``recall_epochs``; ``lightweight``
-    adds ``lambda_`` times the norm of the head to the loss. With both off this is FedPer.
+    """``recall`` moves the received extractor towards the client's own last one for ``recall_epochs``, at the rate
+    ``recall_lr``, which ``lr-decay`` lowers as it does ``lr``, or if it is 0 at that of the round; ``lightweight`` adds
+    ``lambda_`` times the norm of the head to the loss. With both off this is FedPer.
     """
 
     recall: bool
     recall_epochs: int = between(1)
+    recall_lr: float = between(0)
     lightweight: bool
     lambda_: float = between(0)
 

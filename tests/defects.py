@@ -833,9 +833,15 @@ DEFECTS: list[Defect] = [
         "client_app/methods/pfps_lwc.py",
         (
             "key pfps-lwc.recall-epochs is ignored",
-            "self.run_epochs(self.parameters.recall_epochs,",
-            "self.run_epochs(1,",
+            "self.run_alternating(own.recall_epochs,",
+            "self.run_alternating(1,",
             f"{KEYS}::test_a_round_goes_so_often_through_the_data",
+        ),
+        (
+            "key pfps-lwc.recall-lr is ignored",
+            "if own.recall_lr else None",
+            "if False else None",
+            "tests/test_losses.py::test_pfps_lwc",
         ),
         (
             "the norm of the head is squared",

@@ -736,6 +736,7 @@ COVERED = {
     "pfakd.attention-weight": LOSS,
     "pfps-lwc.recall": f"{HERE}::test_a_round_goes_so_often_through_the_data",
     "pfps-lwc.recall-epochs": f"{HERE}::test_a_round_goes_so_often_through_the_data",
+    "pfps-lwc.recall-lr": "tests/test_losses.py::test_pfps_lwc",
     "pfps-lwc.lightweight": f"{PAPERS}::test_pfps_lwc_with_both_switches_off_is_fedper",
     "pfps-lwc.lambda": LOSS,
     "fedcpd.distill": f"{PAPERS}::test_fedcpd_with_all_off_is_fedrep_alternating_every_batch",

@@ -28,7 +28,8 @@ NODE = 1000
 class Halted:
     """A client of a finished run that has received the last round's message again and stands before its training.
 
-    ``kept`` are the tensors with which it came into the round; ``phases`` what it was about to train, with which loss.
+    ``kept`` are the tensors with which it came into the round; ``phases`` what it was about to train last, with which
+    loss, and ``before`` what it was about to train before that.
     """
 
     def __init__(self, outcome: Outcome, **parameters: Any) -> None:
@@ -44,11 +45,12 @@ class Halted:
             self.client.parameters = replace(self.client.parameters, **parameters)
         self.client.receive()
         self.phases: list[Phase] = []
+        self.before: list[Phase] = []
         self.client.run_alternating = self._halt  # what trains; everything before it is real
         self.client.train()
 
     def _halt(self, epochs: int, phases: list[Phase], **_: Any) -> float:
-        self.phases = phases
+        self.before, self.phases = self.phases, phases
         return 0.0
 
     def batch(self) -> Batch:
@@ -74,10 +76,17 @@ class Halted:
 
 
 def test_pfps_lwc(tmp_path: Path) -> None:
-    halted = Halted(federate(tmp_path, method="pfps-lwc"))
+    outcome = federate(tmp_path, method="pfps-lwc", rounds=3, lr_decay=0.5)
+    halted = Halted(outcome, recall_lr=0.4)
     loss, batch = halted.phases[-1].loss, halted.batch()
     expected = halted.cross_entropy(batch) + 0.02 * head_norm(halted.client.model.head)
     assert loss(batch).item() == pytest.approx(expected.item(), rel=1e-6)
+    # The extractor recalls at its own rate, of round 3 a quarter is left; the rest has the round's.
+    (recall,) = halted.before
+    assert {id(p) for p in recall.parameters} == {id(p) for p in halted.client.model.extractor.parameters()}
+    assert recall.lr == pytest.approx(0.1)
+    assert halted.phases[-1].lr is None
+    assert Halted(outcome).before[0].lr is None
 
 
 def test_pfakd_distils_from_the_extractor_that_it_received(tmp_path: Path) -> None:

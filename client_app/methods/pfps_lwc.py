@@ -5,7 +5,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from client_app.batches import Batch
-from client_app.client import FloretClient
+from client_app.client import FloretClient, Phase
 from strategies.pfps_lwc import PFPSLWCParameters
 
 
@@ -41,9 +41,12 @@ class PFPSLWC(FloretClient):
 
     def train(self) -> float:
         """Recall (Algorithm 1, lines 4-7), then train extractor and head together (lines 8-12)."""
-        if self.parameters.recall and self._historical is not None:
+        own = self.parameters
+        if own.recall and self._historical is not None:
             self._target = self.training_features(self._historical)
-            self.run_epochs(self.parameters.recall_epochs, self.model.extractor.parameters(), self._recall)
+            lr = self.config.decayed(own.recall_lr, self.message["round"]) if own.recall_lr else None
+            phase = Phase(list(self.model.extractor.parameters()), self._recall, lr=lr)
+            self.run_alternating(own.recall_epochs, [phase])
         return super().train()
 
     def loss(self, batch: Batch) -> Tensor:
