@@ -17,6 +17,9 @@ from tests.test_papers import write_images
 
 CPU = torch.device("cpu")
 
+# At this rate with momentum FedPA's weight of 25 on generated features makes its losses jump, also in float32.
+WITHOUT_MOMENTUM = {"fedpa": {"momentum": 0.0}}
+
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
@@ -25,6 +28,7 @@ def test_every_method_learns_in_bfloat16_and_sends_float32(tmp_path: Path, metho
     keys: dict[str, Any] = {"method": method, "rounds": 3, "local_epochs": 2}
     # What a method cannot do on an MLP it does on images.
     keys |= write_images(tmp_path / "data", 2, 120) if False in own.values() else {"lr": 0.05, **own}
+    keys |= WITHOUT_MOMENTUM.get(method, {})
     precise = federate(tmp_path / "float32", 2, **keys)
     outcome, records = uploads(tmp_path / "bfloat16", 2, **keys, precision="bfloat16")
     sent = [array for record in records for array in record.values()]
