@@ -444,6 +444,8 @@ def run_missing(
             progress.advance(bar)
             outcome = None if name in failed else runs.outcome(job.spec)
             result = job.describe(outcome.run) if outcome else f"failed: {failed[name]}"
+            if outcome and outcome.run.figures.refused:
+                result += f"; {outcome.run.figures.refused} replies refused"
             left = time_left.after(0.0)
             console.print(f"[{done}/{len(jobs)}] {job.label}: {result}{left and f' | {left}'}", markup=False)
             if outcome:

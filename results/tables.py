@@ -179,6 +179,13 @@ class ExperimentResults:
         if self.other_keys:
             said = ", ".join(f"{key} = {values}" for key, values in self.other_keys.items())
             notes.append(f"With other keys than the table's: {said}.")
+        refused = [
+            f"{run.refused} of {row}, {column}, seed {seed}"
+            for (row, column, seed), run in self.runs.items()
+            if run.refused
+        ]
+        if refused:
+            notes.append(f"Replies that were refused, and so are in no aggregate: {'; '.join(refused)}.")
         notes += [f"{name} was read from {file}." for name, file in sorted(self.instead.items())]
         total = sum(run.seconds or 0.0 for run in self.runs.values())
         seeds = ", ".join(map(str, self.seeds()))

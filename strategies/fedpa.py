@@ -17,7 +17,7 @@ from common.errors import FloretError
 from common.names import without_prefix
 from common.seeds import torch_generator
 from common.tensors import NamedArrays, Specs, TensorSpec
-from strategies.core import Client, FloretStrategy, Network, Setup, StrategySetting, UpdateNorms
+from strategies.core import Client, FloretStrategy, Network, Setup, StrategySetting
 
 log = logging.getLogger("flwr")
 
@@ -165,12 +165,7 @@ class FedPA(FloretStrategy):
 
     def aggregate(self) -> NamedArrays:
         """Return the new model and prototypes, and the generator after its training."""
-        new = super().aggregate()
-        prototypes = {name for name in new if name.startswith(PROTOTYPE)}
-        if prototypes and prototypes.isdisjoint(self.arrays):
-            # Clients trained without the terms that come now: how large updates are says nothing of the next ones.
-            self.norms = UpdateNorms()
-        return new | self._trained_generator()
+        return super().aggregate() | self._trained_generator()
 
     def state_dict(self) -> NamedArrays:
         """Return what Adam remembers of the generator."""

@@ -1000,6 +1000,12 @@ DEFECTS: list[Defect] = [
             "return max(self._rounds[group])",
             AGGREGATION,
         ),
+        (
+            "a network that nobody trained says what is usual",
+            "        if not self._rounds:\n",
+            "        if False:\n",
+            f"{AGGREGATION}::test_features_of_a_network_that_nobody_trained_judge_none_that_came_later",
+        ),
     ),
     *_of(
         "replies",

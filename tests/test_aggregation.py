@@ -71,11 +71,18 @@ def test_clipping_by_hand() -> None:
 
 def test_what_is_usual_and_what_is_absurd() -> None:
     norms = UpdateNorms()
-    for size in (1.0, 2.0, 3.0):
-        norms.note({"w": size})
-    assert norms.usual("w") == 2.0
+    # The first round is judged by itself, and judges no other.
+    norms.note({"w": 0.01})
+    assert norms.usual("w") == 0.01
     norms.end_round()
-    for sizes in ((8.0,), (4.0, 6.0)):
+    assert (norms.known, norms.usual("w")) == (False, None)
+    resumed = UpdateNorms()
+    resumed.load_state_dict(norms.state_dict())
+    for size in (1.0, 2.0, 3.0):
+        resumed.note({"w": size})
+    resumed.end_round()
+    assert (resumed.known, resumed.usual("w")) == (True, 2.0)
+    for sizes in ((1.0, 2.0, 3.0), (8.0,), (4.0, 6.0)):
         for size in sizes:
             norms.note({"w": size})
         norms.end_round()
@@ -123,6 +130,21 @@ def test_an_absurd_update_is_refused_in_every_round_also_the_first(tmp_path: Pat
         (refusal,) = [entry for entry in line["refused"] if "times as large as usual" in entry["reason"]]
         assert refusal["client"] == "0"
     assert all(c["trained"] for line in outcome.history for name, c in line["clients"].items() if name != "0")
+    assert outcome.summary["accuracy"]["after"]["mean"] > 0.5
+
+
+def test_features_of_a_network_that_nobody_trained_judge_none_that_came_later(tmp_path: Path) -> None:
+    """FedPAC's clients send the means of features under the extractor that they received."""
+
+    def small_at_first(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and message.content.config_records["config"]["round"] == 1:
+            sent = from_record(reply.content.array_records["arrays"])
+            small = {name: array * np.float32(1e-3) for name, array in sent.items() if name.startswith("mean.")}
+            reply.content["arrays"] = to_record(sent | small)
+        return reply
+
+    outcome = federate(tmp_path, 4, method="fedpac", rounds=4, local_epochs=1, tamper=small_at_first)
+    assert outcome.summary["refused"] == 0
     assert outcome.summary["accuracy"]["after"]["mean"] > 0.5
 
 

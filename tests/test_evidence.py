@@ -207,6 +207,20 @@ def test_runs_with_other_keys_are_known_by_their_configs(tmp_path: Path) -> None
     assert (result.at_full_size, result.results.other_keys) == (True, {})
 
 
+def test_a_page_says_of_which_runs_replies_were_refused(tmp_path: Path) -> None:
+    tables(tmp_path)
+    path = write(tmp_path)
+    assert "refused" not in path.with_suffix(".md").read_text(encoding="utf-8")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    for run in content["runs"]:
+        if (run["row"], run["seed"]) == ("Mine", 0):
+            run["refused"] = 7
+    path.write_text(json.dumps(content), encoding="utf-8")
+    (result,) = Evidence.read(tmp_path, tmp_path / "tables", ROOT).results
+    said = "- Replies that were refused, and so are in no aggregate: 7 of Mine, A, seed 0; 7 of Mine, B, seed 0."
+    assert said in result.results.markdown().splitlines()
+
+
 def test_tables_without_runs_and_without_judged_claims(tmp_path: Path) -> None:
     place = tables(tmp_path, other={"title": "Other, Table 9: of more"}, silent={"claims": []})
     write(tmp_path, {("Base", "A"): [0.5]})

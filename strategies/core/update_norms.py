@@ -21,7 +21,7 @@ _NEGLIGIBLE = 1e-3
 _SMALL = 1 << 16
 # Rounds that count for what is usual.
 _ROUNDS = 5
-# So many replies are waited for in the first round, when nothing is known of what is usual, before the first is judged.
+# So many replies are waited for in the first two rounds, when nothing is known of what is usual, before one is judged.
 HELD = 16
 
 
@@ -31,22 +31,23 @@ class UpdateNorms:
     A size is the root mean square over the elements that a client sent: of trained weights that of the difference to
     the global ones, divided by the square root of the local steps; of anything else, such as prototypes or models that
     are passed on to others, that of the tensor itself, since a class that is new has no global one.
-    What is usual is the median over the last rounds of the medians over clients, and in the first round the median over
-    those that came up to now.
+    What is usual is the median over the last rounds of the medians over clients. The first round does not count: its
+    features and steps are those of a network that nobody had trained, and terms of a loss that need an aggregate begin
+    after it. So in the first two rounds it is the median over those that came up to now.
     """
 
     def __init__(self) -> None:
-        self._rounds: dict[str, list[float]] = {}
+        self._rounds: dict[str, list[float]] = {}  # after the first round: of its groups, and empty
         self._now: dict[str, list[float]] = {}  # in order of size
 
     @property
     def known(self) -> bool:
-        """Whether there was a round before."""
-        return bool(self._rounds)
+        """Whether there is a round before that counts."""
+        return any(self._rounds.values())
 
     def usual(self, group: str) -> float | None:
         """Return the usual size; None if nothing is known."""
-        if group in self._rounds:
+        if self._rounds.get(group):
             return median(self._rounds[group])
         return _middle(self._now[group]) if group in self._now else None
 
@@ -77,7 +78,10 @@ class UpdateNorms:
             insort(self._now.setdefault(group, []), size)
 
     def end_round(self) -> None:
-        """Let this round count for the next ones."""
+        """Let this round count for the next ones, if it was not the first."""
+        if not self._rounds:
+            self._rounds = {group: [] for group in self._now}
+            self._now = {}
         for group, sizes in self._now.items():
             self._rounds.setdefault(group, []).append(_middle(sizes))
             del self._rounds[group][:-_ROUNDS]
