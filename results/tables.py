@@ -257,7 +257,7 @@ class ExperimentResults:
         for column in experiment.columns:
             if column.name not in touched:
                 continue
-            lines += ["", f"## {column.name}", ""]
+            lines += ["", f"## {column.name}{', with other keys' if self.other_keys else ''}", ""]
             head = ["method", "reported", "ours", "difference", "seeds"]
             if experiment.spread:
                 head.insert(2, f"± over {experiment.spread}, reported")

@@ -197,7 +197,9 @@ def test_runs_with_other_keys_are_known_by_their_configs(tmp_path: Path) -> None
     assert {line[2].split("; ")[0] for line in rows(evidence)} == {"full size, with other momentum, rounds"}
     assert evidence.summary().endswith("at full size none is judged; scaled down none is judged.")
     (result,) = evidence.results
-    assert "- With other keys than the table's: momentum = 0.5, rounds = 30." in result.results.markdown()
+    page = result.results.markdown().splitlines()
+    assert "- With other keys than the table's: momentum = 0.5, rounds = 30." in page
+    assert {line for line in page if line.startswith("## ")} >= {"## A, with other keys", "## B, with other keys"}
     # Where data are, and what came later and had its default, makes no difference.
     write(tmp_path, keys={"dataset": "npz", "data-dir": "elsewhere"})
     content = json.loads(path.read_text(encoding="utf-8"))
