@@ -21,6 +21,8 @@ from results.tables import ExperimentResults, number, other_keys
 BEGIN = "<!-- Written by `floret evidence`, as far as the comment below; change the results, not this. -->"
 END = "<!-- End of what `floret evidence` writes. -->"
 PAGE, PICTURE = "README.md", "evidence.svg"
+# Of an outcome: the claim holds with one seed and not with another.
+UNDECIDED = "undecided"
 # What follows a table's name in that of a file: its scale, and what else tells it from others.
 _REST = re.compile(r"(?:-scale(\d+(?:\.\d+)?(?:e-\d+)?))?(?:-(.+))?")
 _NOTE = """\
@@ -30,7 +32,7 @@ ours is that of the means over the seeds that both rows have, in brackets over t
 claim asks, which may be a least margin; in bold: at full size. A scaled-down run has that part of the paper's rounds
 and samples: it shows whether an ordering is there at that size, and is listed where no full-size run judges the claim.
 A name after the scale says that the runs have other keys than the table's; they are not counted above. *Mixed*: held
-in some columns, or at one of two scales."""
+in some columns, or at one of two scales. *Undecided*: held with one seed of a column and not with another."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,12 @@ class Finding:
     @property
     def outcome(self) -> str:
         """Whether the claim holds."""
-        held, measured = len(self.verdict.held), self.verdict.measured
+        undecided, measured = self.verdict.divided, self.verdict.measured
+        if undecided and measured == 1:
+            return f"{UNDECIDED}: seeds differ, {'held' if self.verdict.held else 'not held'} in their mean"
+        held = len(set(self.verdict.held) - set(undecided))
+        if undecided:
+            return f"held in {held} of {measured} columns, {UNDECIDED} in {len(undecided)}"
         return "held" if held == measured else f"held in {held} of {measured} columns" if held else "not held"
 
     @property
@@ -373,7 +380,7 @@ def _finding(result: TableResult, claim: Claim) -> Finding | None:
 
 
 def _counted(outcomes: Iterable[set[str]]) -> str:
-    """Return how many claims are judged, and how; those are mixed that hold in some columns or at one of two scales."""
+    """Return how many claims are judged, and how, as ``_outcomes`` does."""
     counts = _outcomes(outcomes)
     total = sum(counts.values())
     if not total:
@@ -383,9 +390,14 @@ def _counted(outcomes: Iterable[set[str]]) -> str:
 
 
 def _outcomes(outcomes: Iterable[set[str]]) -> dict[str, int]:
+    """Return how many claims have which outcome, of their outcomes in each file of results.
+
+    Those are undecided in which seeds differ somewhere, and mixed that hold in some columns or at one of two scales.
+    """
     found = list(outcomes)
     held, broken = found.count({"held"}), found.count({"not held"})
-    return {"held": held, "not held": broken, "mixed": len(found) - held - broken}
+    undecided = sum(any(UNDECIDED in outcome for outcome in outcomes) for outcomes in found)
+    return {"held": held, "not held": broken, UNDECIDED: undecided, "mixed": len(found) - held - broken - undecided}
 
 
 def _claims(experiment: Experiment) -> str:

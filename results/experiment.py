@@ -122,11 +122,19 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The columns in which a claim holds, those in which it does not (with the numbers), those without numbers."""
+    """In which columns a claim holds.
+
+    Attributes:
+        held: the columns in which it does.
+        broken: those in which it does not, with the numbers.
+        unmeasured: those without numbers.
+        divided: those of ``held`` and ``broken`` of which the seeds differ.
+    """
 
     held: tuple[str, ...]
     broken: Mapping[str, str]
     unmeasured: tuple[str, ...]
+    divided: tuple[str, ...]
 
     @property
     def measured(self) -> int:
@@ -145,7 +153,8 @@ class Verdict:
         text = f"{outcome}: {len(self.held)} of {self.measured} columns"
         if self.unmeasured:
             text += f" ({len(self.unmeasured)} not measured)"
-        return text + "".join(f"; {column}: {why}" for column, why in self.broken.items())
+        text += "".join(f"; {column}: {why}" for column, why in self.broken.items())
+        return text + (f"; seeds differ: {'; '.join(self.divided)}" if self.divided else "")
 
 
 @dataclass(frozen=True)
@@ -288,26 +297,23 @@ class Experiment:
             claim: one of this file's.
             numbers: percent; nothing where there is none.
         """
-        held, broken, unmeasured = [], {}, []
+        held, broken, unmeasured, divided = [], {}, [], []
         for column in claim.columns or tuple(column.name for column in self.columns):
-            own, *others = (numbers.get(row, {}).get(column, {}) for row in (claim.higher, *claim.than))
-            pairs = zip(claim.than, others, strict=True)
-            found = {row: means for row, theirs in pairs if (means := shared_means(own, theirs))}
-            if not found:
+            cells = {row: numbers.get(row, {}).get(column, {}) for row in (claim.higher, *claim.than)}
+            above = _rivals_above(claim, cells)
+            if above is None:
                 unmeasured.append(column)
                 continue
-            # Rounded, because 79.77 - 75.59 is below 4.18 in binary.
-            leads = {row: round(ours - theirs, 6) for row, (ours, theirs) in found.items()}
-            above = dict[str, list[str]]()
-            for row, lead in leads.items():
-                if lead < claim.by or lead == claim.by == 0:
-                    ours, theirs = found[row]
-                    above.setdefault(f"{claim.higher} {ours:.2f}", []).append(f"{row} {theirs:.2f}")
             if above:
-                broken[column] = "; ".join(", ".join([ours, *rivals]) for ours, rivals in above.items())
+                said = dict[str, list[str]]()
+                for row, (ours, theirs) in above.items():
+                    said.setdefault(f"{claim.higher} {ours:.2f}", []).append(f"{row} {theirs:.2f}")
+                broken[column] = "; ".join(", ".join([ours, *rivals]) for ours, rivals in said.items())
             else:
                 held.append(column)
-        return Verdict(tuple(held), broken, tuple(unmeasured))
+            if _divided(claim, cells):
+                divided.append(column)
+        return Verdict(tuple(held), broken, tuple(unmeasured), tuple(divided))
 
     def is_own(self, row: str) -> bool:
         """Return whether a row runs the paper's own method."""
@@ -322,6 +328,38 @@ class Experiment:
             }
             for row in self.rows
         }
+
+
+def _rivals_above(claim: Claim, cells: Mapping[str, Mapping[int, float]]) -> dict[str, tuple[float, float]] | None:
+    """Return the rivals that keep a claim from holding, with both means; None without numbers.
+
+    Args:
+        claim: the claim.
+        cells: its rows' percent by seed, in one column.
+    """
+    found = {row: means for row in claim.than if (means := shared_means(cells[claim.higher], cells[row]))}
+    if not found:
+        return None
+    # Rounded, because 79.77 - 75.59 is below 4.18 in binary.
+    leads = {row: round(ours - theirs, 6) for row, (ours, theirs) in found.items()}
+    return {row: found[row] for row, lead in leads.items() if lead < claim.by or lead == claim.by == 0}
+
+
+def _divided(claim: Claim, cells: Mapping[str, Mapping[int, float]]) -> bool:
+    """Return whether a claim holds with one seed and not with another, or in the mean of the seeds and with none.
+
+    A rival that is above with every seed that it has decides alone: with another seed it may not have been run.
+    """
+    each = dict[int, dict[str, tuple[float, float]]]()
+    for seed in cells[claim.higher]:
+        alone = {row: {seed: values[seed]} if seed in values else {} for row, values in cells.items()}
+        if (above := _rivals_above(claim, alone)) is not None:
+            each[seed] = above
+    if len({bool(above) for above in (*each.values(), _rivals_above(claim, cells))}) < 2:
+        return False
+    return not any(
+        all(row in above for seed, above in each.items() if seed in cells[row]) for row in claim.than if cells[row]
+    )
 
 
 def shared_means(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[float, float] | None:

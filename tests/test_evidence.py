@@ -54,6 +54,7 @@ CELLS: Cells = {
     ("Base", "B"): [0.60, 0.60],
     ("Mine", "B"): [0.58, 0.60],
 }
+UNDECIDED = "undecided: seeds differ, held in their mean"
 
 
 def tables(folder: Path, **more: dict[str, Any]) -> Path:
@@ -109,12 +110,12 @@ def test_margins_are_those_of_the_numbers(tmp_path: Path) -> None:
         ],
         [
             *("[Small, Table 1](small.md)", "A: 3 above Base", "full size; A; 2 seeds"),
-            *("+4.00", "+4.00 (+1.00 to +7.00)", "**held**"),
+            *("+4.00", "+4.00 (+1.00 to +7.00)", f"**{UNDECIDED}**"),
         ],
     ]
     assert evidence.summary() == (
-        "Of 1 tables of 1 papers, 1 have runs, 1 of them at full size. Of 3 claims, at full size 2 are judged (1 held, "
-        "0 not held, 1 mixed); scaled down none is judged."
+        "Of 1 tables of 1 papers, 1 have runs, 1 of them at full size. Of 3 claims, at full size 2 are judged (0 held, "
+        "0 not held, 1 undecided, 1 mixed); scaled down none is judged."
     )
     (group,) = evidence.groups()
     assert group.says() == (
@@ -127,7 +128,19 @@ def test_a_claim_needs_its_least_margin(tmp_path: Path) -> None:
     place = tables(tmp_path)
     write(tmp_path, CELLS | {("Mine", "A"): [0.54, 0.55]})
     line = rows(Evidence.read(tmp_path, place, ROOT))[1]
-    assert line[1:2] + line[4:] == ["A: 3 above Base", "+2.50 (+1.00 to +4.00)", "**not held**"]
+    assert line[1:2] + line[4:] == [
+        "A: 3 above Base",
+        "+2.50 (+1.00 to +4.00)",
+        f"**{UNDECIDED.replace('held', 'not held')}**",
+    ]
+
+
+def test_of_several_columns_some_are_undecided(tmp_path: Path) -> None:
+    place = tables(tmp_path)
+    write(tmp_path, CELLS | {("Mine", "B"): [0.61, 0.58]})
+    evidence = Evidence.read(tmp_path, place, ROOT)
+    assert rows(evidence)[0][5] == "**held in 1 of 2 columns, undecided in 1**"
+    assert "2 are judged (0 held, 0 not held, 2 undecided, 0 mixed);" in evidence.summary()
 
 
 def test_a_scaled_run_is_listed_where_no_full_one_judges(tmp_path: Path) -> None:
@@ -152,8 +165,8 @@ def test_a_scaled_run_is_listed_where_no_full_one_judges(tmp_path: Path) -> None
     found = [(line[0], line[2].split("; ")[0], line[5]) for line in rows(Evidence.read(tmp_path, place, ROOT))[3:6]]
     # Not in bold, since they are not at full size.
     assert found == [
-        ("[Small, Table 1](small-scale0.5.md)", "scale 0.5", "held"),
-        ("[Small, Table 1](small-scale0.1.md)", "scale 0.1", "held"),
+        ("[Small, Table 1](small-scale0.5.md)", "scale 0.5", UNDECIDED),
+        ("[Small, Table 1](small-scale0.1.md)", "scale 0.1", UNDECIDED),
         ("[Small, Table 1](small-scale0.1-common-start.md)", "scale 0.1, common start", "held"),
     ]
 
@@ -165,7 +178,10 @@ def test_runs_with_other_keys_are_not_those_of_the_table(tmp_path: Path) -> None
     write(tmp_path, variant="own-keys")
     evidence = Evidence.read(tmp_path, place, ROOT)
     assert [line[2].split("; ")[0] for line in rows(evidence)] == ["full size, own keys"] * 2
-    assert [line[5] for line in rows(evidence)] == ["held in 1 of 2 columns", "held"]
+    assert [line[5] for line in rows(evidence)] == [
+        "held in 1 of 2 columns",
+        UNDECIDED,
+    ]
     assert evidence.summary().startswith(
         "Of 1 tables of 1 papers, 1 have runs, 0 of them at full size. Of 3 claims, at"
     )
@@ -185,7 +201,7 @@ def test_a_line_for_each_paper(tmp_path: Path) -> None:
     (tmp_path / "small.md").write_text("")
     assert Evidence.read(tmp_path, place, ROOT).papers()[2:] == [
         "| [Small](small.md) | [Table 1](small.md); full size; 2 of 2 columns; 1 to 2 of 2 rivals; 2 seeds "
-        "| +2.00 to +5.00 | -1.00 to +3.00 | 1 held, 1 mixed, of 3 |",
+        "| +2.00 to +5.00 | -1.00 to +3.00 | 1 undecided, 1 mixed, of 3 |",
         "| Tiny | not run | - | - | none judged, of 6 |",
     ]
 

@@ -519,6 +519,31 @@ def test_rows_are_compared_over_the_seeds_that_both_have(tmp_path: Path) -> None
     )
 
 
+def test_a_claim_of_which_seeds_differ_is_named(tmp_path: Path) -> None:
+    claims = [{"text": "best", "higher": "Two", "than": ["One"]}]
+    (best,) = (experiment := read(tmp_path, claims=claims)).claims
+    numbers: dict[str, dict[str, dict[int, float]]] = {
+        # In A seed 2, which only one of them has, says nothing; in B equal is not above.
+        "One": {"A": {0: 70.0, 1: 70.0}, "B": {0: 50.0, 1: 50.0}},
+        "Two": {"A": {0: 71.0, 1: 72.0, 2: 1.0}, "B": {0: 50.0, 1: 53.0}},
+    }
+    assert str(experiment.judge(best, numbers)) == "held: 2 of 2 columns; seeds differ: B"
+    numbers["Two"]["A"][1] = 68.5
+    said = experiment.judge(best, numbers)
+    assert str(said) == "held in part: 1 of 2 columns; A: Two 69.75, One 70.00; seeds differ: A; B"
+    assert said.divided == ("A", "B")
+    # A rival that is above with each seed it has decides alone, even if it has one.
+    (best,) = (experiment := read(tmp_path, claims=[claims[0] | {"than": ["One", "Three"]}])).claims
+    numbers["Three"] = {"A": {0: 71.5}, "B": {0: 49.0}}
+    said = experiment.judge(best, numbers)
+    assert (tuple(said.broken), said.divided) == (("A",), ("B",))
+    # Above the mean of each rival, but with no seed above all.
+    numbers |= {"One": {"A": {0: 70.0, 1: 80.0}}, "Three": {"A": {0: 80.0, 1: 70.0}}, "Two": {"A": {0: 79.0, 1: 79.0}}}
+    assert str(experiment.judge(best, numbers)) == "held: 1 of 1 columns (1 not measured); seeds differ: A"
+    numbers["Two"] = {"A": {0: 74.0, 1: 74.0}}
+    assert experiment.judge(best, numbers).divided == ()
+
+
 def real(tmp_path: Path, rounds: int, **changes: Any) -> Path:
     """Return a file whose runs take seconds."""
     content = small(
