@@ -72,7 +72,7 @@ class Fit:
 
     Attributes:
         experiment, scale: of the table.
-        varied: keys that any grid had.
+        varied: keys that any grid had, or every run of a command.
         trials: that are done.
         failed: what could not be run and why, a line each.
     """
@@ -187,7 +187,7 @@ class Fit:
                 for row in experiment.rows
                 if row.name in rows and row.when != experiment.measure.when
             ),
-            f"{self.scale:g} of the rounds and samples of the paper's setting." if self.scale < 1 else "At full size.",
+            self._size(),
             f"The paper's own method, `{experiment.own}`, is not run.",
             "*distance* is the mean over rows and columns of |ours - reported| in points, *offset* that of ours - "
             "reported; the columns after it have the distance if the same runs are read in other ways. A row's number "
@@ -199,6 +199,11 @@ class Fit:
         if self.failed:
             text += ["", "## Failed", "", *(f"- {line}" for line in self.failed)]
         return "\n".join(text) + "\n"
+
+    def _size(self) -> str:
+        said = f"{self.scale:g} of the rounds and samples of the paper's setting" if self.scale < 1 else "At full size"
+        other = [key for key in self.varied if key in ("rounds", "max-samples")]
+        return f"{said}, but for {' and '.join(other)}: see the table." if other else f"{said}."
 
     def _values(self, trial: Trial) -> list[Any]:
         return [trial.run.about["config"].get(key) for key in self.varied]

@@ -468,6 +468,12 @@ def test_settings_are_judged_by_the_baselines_alone(tmp_path: Path) -> None:
     assert "| 0.9 | 2 | 0.75 | -0.75 | 34.75 | 54.50 (-0.75) |" in text
     assert "- One | A: why" in text
     assert "- One: before local training." in text
+    assert "- At full size." in text
+    # Runs of fewer rounds than the paper's are another setting, and the page does not call them full size.
+    trials += [trial(experiment, runs, "A", 0.4, momentum=0.9, rounds=3)]
+    fewer = Fit(experiment, 1.0, ("momentum", "rounds"), tuple(trials), ())
+    assert [setting.values for setting in fewer.settings()] == [(0.9, 50), (0.0, 50), (0.5, 50), (0.9, 3)]
+    assert "- At full size, but for rounds: see the table." in fewer.markdown()
 
 
 def test_a_fit_needs_a_baseline(tmp_path: Path) -> None:
@@ -673,9 +679,8 @@ def test_a_fit_is_run_and_gone_on_with(env: dict[str, str], tmp_path: Path) -> N
     ]
     file = real(tmp_path, rounds=2, rows=rows, claims=[], own="pfakd")
 
-    def run(*grids: str) -> str:
-        options = [option for grid in grids for option in ("--grid", grid)]
-        command = [sys.executable, "-m", "cli.main", "fit", str(file), "-o", str(tmp_path / "out"), *options]
+    def run(*options: str) -> str:
+        command = [sys.executable, "-m", "cli.main", "fit", str(file), "-o", str(tmp_path / "out"), "--grid", *options]
         ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
@@ -683,7 +688,7 @@ def test_a_fit_is_run_and_gone_on_with(env: dict[str, str], tmp_path: Path) -> N
     first = run("momentum=[0.0, 0.9]")
     assert "| One | IID | seed 0 | momentum=0.9: " in first.replace("[2/2] ", "| ")
     # A second grid stands beside the first one, whose runs are not made again.
-    second = run("momentum=[0.9]", "lr=[0.01, 0.02]")
+    second = run("momentum=[0.9]", "--grid", "lr=[0.01, 0.02]")
     assert "1 of 2 runs are in the results of" in second
     content = json.loads((tmp_path / "out" / "real-fit.json").read_text())
     assert content["varied"] == ["momentum", "lr"]
@@ -694,6 +699,8 @@ def test_a_fit_is_run_and_gone_on_with(env: dict[str, str], tmp_path: Path) -> N
     assert distances == sorted(distances)
     assert len(list(tmp_path.rglob("summary.json"))) == 3
     assert (tmp_path / "out" / "real-fit.md").read_text() in second
+    # What --set gives to every run is part of the setting, too.
+    assert "| 0.9 | 0.01 | 1 | 1 |" in run("momentum=[0.9]", "--set", "rounds=1 lr=0.01")
 
 
 def unlocked(file: IO[str]) -> bool:
