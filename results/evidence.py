@@ -306,7 +306,8 @@ class Evidence:
                 file = Path(os.path.relpath(self.tables / f"{table}.yaml", self.folder)).as_posix()
                 not_run.append(_row(f"[{title}]({file}){fits}", *nothing, "not run"))
         image = f"![Margins of the papers' own methods over their best rivals, reported and ours]({PICTURE})"
-        head = [BEGIN, "", self.summary(), "", *self.papers(), "", image, "", "## Claim by claim", ""]
+        under = "The picture has the largest run of each table; smaller ones and those with other keys are below."
+        head = [BEGIN, "", self.summary(), "", *self.papers(), "", image, "", under, "", "## Claim by claim", ""]
         return "\n".join([*head, *lines, *not_run, "", _NOTE, "", END])
 
     def page(self) -> str:
@@ -329,17 +330,18 @@ class Evidence:
         return before + self.section() + after
 
     def groups(self) -> list[Group]:
-        """Return what the picture shows: the margins of the papers' own methods over all other rows of their tables."""
-        return [
-            Group(
-                result.experiment.paper,
-                f"{short_title(result.experiment)}, {result.size}",
-                result.at_full_size,
-                lines,
-            )
-            for result in self.results
-            if (lines := result.lines())
-        ]
+        """Return what the picture shows: the margins of the papers' own methods over all other rows of their tables.
+
+        Of a table it is the largest run, one with the table's own keys if there is any.
+        """
+        groups = []
+        for experiment in self.experiments.values():
+            results = [result for result in self.results if result.experiment == experiment and result.lines()]
+            if results:
+                largest = max(results, key=lambda result: (not result.variant, result.results.scale))
+                title = f"{short_title(experiment)}, {largest.size}"
+                groups.append(Group(experiment.paper, title, largest.at_full_size, largest.lines()))
+        return groups
 
     def write(self) -> list[Path]:
         """Write page and picture, and return where they are.
