@@ -5,9 +5,11 @@ from typing import Any
 
 import click
 
+from common.kernels import KERNELS, NATIVE
+
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--engine`` and ``--superlink``, the arguments of ``results.runs.engine_of``."""
+    """Add ``--engine`` and ``--superlink``, arguments of ``results.runs.engine_of``."""
     superlink = click.option("--superlink", default="", help="With --engine ray, the SuperLink connection to run on.")
     engine = click.option(
         "--engine",
@@ -17,3 +19,14 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="local: processes of this machine. ray: `flwr run`, on a SuperLink.",
     )
     return engine(superlink(command))
+
+
+def kernels_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--kernels``."""
+    return click.option(
+        "--kernels",
+        type=click.Choice(KERNELS),
+        default=NATIVE,
+        show_default=True,
+        help="With --engine local. native: the fastest of this CPU. portable: the same digits on other x86-64 CPUs.",
+    )(command)

@@ -9,8 +9,10 @@ from typing import NoReturn
 
 import click
 
+from cli.engines import kernels_option
 from common.errors import FloretError
 from common.home import importing_from
+from common.kernels import NATIVE, kernels_in_use, variables
 from common.run_config import default_config, merged, parse_run_configs
 
 
@@ -22,8 +24,9 @@ from common.run_config import default_config, merged, parse_run_configs
     show_default=True,
     help="ray: `flwr run`, on a SuperLink. local: processes of this machine, without SuperLink and Ray.",
 )
+@kernels_option
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(engine: str, arguments: tuple[str, ...]) -> None:
+def run(engine: str, kernels: str, arguments: tuple[str, ...]) -> None:
     """Check the run config and the data, then start `flwr run` with the same arguments.
 
     A key that is misspelt, a value that cannot be used, a dataset that is not there, a method that does not work with
@@ -33,7 +36,11 @@ def run(engine: str, arguments: tuple[str, ...]) -> None:
     `--run-config` and `--federation-config` as `flwr run` does, and gives the same results.
     """
     if engine == "local":
-        _run_here(arguments)
+        _run_here(arguments, kernels)
+    if kernels != NATIVE:
+        raise click.UsageError(
+            f"--kernels {kernels}: the SuperLink's processes are running already; use --engine local"
+        )
     from common.extras import require
     from common.local_superlink import check_local_superlink, simulated_clients, use_own_commands
     from results.trackers import trackers_of
@@ -57,8 +64,12 @@ def run(engine: str, arguments: tuple[str, ...]) -> None:
     os.execvp("flwr", ["flwr", "run", *rest, *(part for text in together for part in ("--run-config", text))])
 
 
-def _run_here(arguments: tuple[str, ...]) -> NoReturn:
+def _run_here(arguments: tuple[str, ...], kernels: str) -> NoReturn:
     """Run on the local engine, and end this process with the run's exit code."""
+    if kernels not in (NATIVE, kernels_in_use()):
+        os.execve(
+            sys.executable, [sys.executable, "-P", "-m", "cli.main", *sys.argv[1:]], os.environ | variables(kernels)
+        )
     places, texts, rest = split_arguments(arguments)
     app = Path(places[0] if places else ".")
     federation = federation_configs(rest)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from cli.engines import engine_options
+from cli.engines import engine_options, kernels_option
 from common.errors import FloretError
 
 
@@ -14,6 +14,7 @@ from common.errors import FloretError
 @click.option("--run-config", "-c", default="", help="Keys that are the same in every run, as for `flwr run`.")
 @click.option("--federation-config", default="", help="As for `flwr run`.")
 @engine_options
+@kernels_option
 @click.option("--keep-models", is_flag=True, help="Keep the personal models and checkpoints of each run.")
 @click.option("--output", "-o", required=True, type=click.Path(path_type=Path), help="Where runs and results go.")
 def sweep(
@@ -23,6 +24,7 @@ def sweep(
     federation_config: str,
     engine: str,
     superlink: str,
+    kernels: str,
     keep_models: bool,
     output: Path,
 ) -> None:
@@ -38,7 +40,7 @@ def sweep(
     from server_app.settings import read_config
     from server_app.setup import check_run
 
-    runs = Runs(app, output, check_run, engine_of(engine, app, superlink))
+    runs = Runs(app, output, check_run, engine_of(engine, app, superlink, kernels))
     grid = Sweep.of(grids, run_config, federation_config)
     jobs = grid.jobs()
     for job in jobs:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.engines import engine_options
+from cli.engines import engine_options, kernels_option
 from common.errors import FloretError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ _OPTIONS = (
         help="As for `flwr run`, after the number of clients.",
     ),
     engine_options,
+    kernels_option,
     click.option(
         "--output",
         "-o",
@@ -80,6 +81,7 @@ class TableOptions:
     federation_config: str
     engine: str
     superlink: str
+    kernels: str
     output: Path
     kept: Path | None
 
@@ -107,7 +109,7 @@ class TableOptions:
         from results.runs import Runs, engine_of
         from server_app.setup import check_run
 
-        return Runs(self.app, self.output, check_run, engine_of(self.engine, self.app, self.superlink))
+        return Runs(self.app, self.output, check_run, engine_of(self.engine, self.app, self.superlink, self.kernels))
 
     def planned(
         self, experiment: "Experiment", runs: "Runs", setting: dict[str, Any], seeds: Iterable[int]

@@ -52,27 +52,30 @@ def verify(
 
     FILE is a JSON file of `floret reproduce` or `floret fit`. A run that agrees does so bit for bit. For one that
     differs the first round that does is told, and what else does: commit, machine, versions of packages. It is an error
-    if one differs. Runs that the folder --output has are compared, not made again.
+    if one differs. A run that was made with portable kernels is made with them again. Runs that the folder --output has
+    are compared, not made again.
     """
     from results.experiment import Data, selected
     from results.runs import Job, Runs, engine_of, run_missing
     from results.verify import Comparison, Recorded, picked
     from server_app.setup import check_run
 
-    runs = Runs(app, output, check_run, engine_of(engine, app, superlink))
     recorded = Recorded.read(file, Data.of(places, download))
     ((*wanted,),) = selected([[one.place for one in recorded]], only)
     chosen = picked([one for one in recorded if one.place in wanted], count, pick)
-    jobs = [Job(one.place.spec, one.place.label, lambda run: f"{len(run.history.rounds)} rounds") for one in chosen]
-    failed = run_missing(runs, jobs, keep_models=False)
-    differ = 0
-    for one in chosen:
-        outcome = runs.outcome(one.place.spec)
-        if outcome:
-            comparison = Comparison.of(one, outcome)
-            differ += not comparison.same
-            click.echo(f"{one.place.label}: " + str(comparison).replace("\n", "\n  "))
+    failed = differ = 0
+    for kernels in sorted({one.kernels for one in chosen}):
+        same = [one for one in chosen if one.kernels == kernels]
+        runs = Runs(app, output, check_run, engine_of(engine, app, superlink, kernels))
+        jobs = [Job(one.place.spec, one.place.label, lambda run: f"{len(run.history.rounds)} rounds") for one in same]
+        failed += len(run_missing(runs, jobs, keep_models=False))
+        for one in same:
+            outcome = runs.outcome(one.place.spec)
+            if outcome:
+                comparison = Comparison.of(one, outcome)
+                differ += not comparison.same
+                click.echo(f"{one.place.label}: " + str(comparison).replace("\n", "\n  "))
     if failed:
-        raise FloretError(f"{len(failed)} of {len(jobs)} runs failed; see above")
+        raise FloretError(f"{failed} of {len(chosen)} runs failed; see above")
     if differ:
         raise FloretError(f"{file}: {differ} of {len(chosen)} runs differ; see above")

@@ -8,6 +8,7 @@ import torch
 from common.config import RunConfig
 from common.errors import ConfigError
 from common.flower import drives_simulation
+from common.kernels import NATIVE, kernels_in_use
 from common.simulation import given_cpus
 
 
@@ -43,15 +44,17 @@ def use_threads(config: RunConfig) -> None:
 def training_type(precision: str, device: torch.device) -> torch.dtype:
     """Return the type in which networks compute in training: what the key ``precision`` names.
 
-    ``auto`` is bfloat16 where the device multiplies it natively (a CPU with AMX or AVX512-BF16, a GPU that can), else
-    float32.
+    ``auto`` is bfloat16 where the device multiplies it natively (a CPU with AMX or AVX512-BF16 and native kernels, a
+    GPU that can), else float32.
     """
     if precision == "auto":
         if device.type == "cuda":
             native = torch.cuda.is_bf16_supported(including_emulation=False)
         else:
-            native = device.type == "cpu" and (
-                torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+            native = (
+                device.type == "cpu"
+                and kernels_in_use() == NATIVE
+                and (torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
             )
         return torch.bfloat16 if native else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]

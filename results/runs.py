@@ -27,6 +27,7 @@ from common.config import own_keys
 from common.durable import write_whole
 from common.errors import FloretError
 from common.home import importing_from
+from common.kernels import NATIVE, variables
 from common.local_superlink import check_local_superlink, simulated_clients, use_own_commands
 from common.resources import Resources
 from common.run_config import default_config, merged
@@ -105,10 +106,14 @@ class LocalEngine:
 
     Args:
         app: the app's folder, whose code runs.
+        kernels: one of ``common.kernels.KERNELS``.
+
+    Raises:
+        FloretError: this CPU does not have the kernels.
     """
 
-    def __init__(self, app: Path) -> None:
-        self._app = app.resolve()
+    def __init__(self, app: Path, kernels: str = NATIVE) -> None:
+        self._app, self._variables = app.resolve(), variables(kernels)
         self._process: subprocess.Popen[str] | None = None
 
     def check(self) -> None:
@@ -165,7 +170,7 @@ class LocalEngine:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env=importing_from(self._app),
+                env=importing_from(self._app) | self._variables,
                 start_new_session=True,
             )
         return self._process
@@ -225,15 +230,20 @@ class RayEngine:
             subprocess.run(["flwr", "stop", found[1], *place], capture_output=True, check=False)
 
 
-def engine_of(name: str, app: Path, superlink: str) -> Engine:
-    """Return the engine that an option ``--engine`` names.
+def engine_of(name: str, app: Path, superlink: str, kernels: str) -> Engine:
+    """Return the engine that an option ``--engine`` names, ``kernels`` being one of ``common.kernels.KERNELS``.
 
     Raises:
-        FloretError: a SuperLink is named for the engine that needs none.
+        FloretError: a SuperLink is named for the engine that needs none; kernels are named for the other, or this CPU
+            does not have them.
     """
     if name == "local" and superlink:
         raise FloretError(f"--superlink {superlink}: the local engine has none; use it with --engine ray")
-    return LocalEngine(app) if name == "local" else RayEngine(app, superlink)
+    if name == "local":
+        return LocalEngine(app, kernels)
+    if kernels != NATIVE:
+        raise FloretError(f"--kernels {kernels}: the SuperLink's processes are running already; use --engine local")
+    return RayEngine(app, superlink)
 
 
 class Runs:
@@ -370,7 +380,7 @@ class Runs:
             "config": {k: v for k, v in self.config(spec).items() if k not in PLACES},
             "federation-config": spec.federation,
             "commit": commit(self._app),
-            "machine": machine(),
+            "machine": machine() | _portable(config),
             "started": config.get("started"),
             "resumed": len(config.get("resumed", [])),
             "versions": config.get("versions"),
@@ -501,6 +511,12 @@ def machine() -> dict[str, Any]:
     model = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {"cpus": len(os.sched_getaffinity(0)), "cpu": model[1] if model else "", "gpus": gpus}
+
+
+def _portable(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a run's ``config.json`` says of its kernels, if they were the same from its start to its end."""
+    kinds = {part.get("kernels", NATIVE) for part in (config, *config.get("resumed", []))}
+    return {"kernels": kinds.pop()} if len(kinds) == 1 and NATIVE not in kinds else {}
 
 
 def _last_run(folder: Path) -> Path | None:

@@ -344,7 +344,8 @@ def environment_notes(abouts: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _plain(key: str, value: Any) -> str:
     if key == "machine":
-        return ", ".join([f"{value['cpus']} CPUs", *([value["cpu"]] if value["cpu"] else []), *value["gpus"]])
+        kernels = [f"{value['kernels']} kernels"] if "kernels" in value else []
+        return ", ".join([f"{value['cpus']} CPUs", *([value["cpu"]] if value["cpu"] else []), *value["gpus"], *kernels])
     if key == "versions":
         return ", ".join(f"{name} {version}" for name, version in value.items())
     return str(value)

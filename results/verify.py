@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from common.errors import ConfigError, FloretError
+from common.kernels import NATIVE
 from results.experiment import Data, PlannedRun
 from results.history import Json
 from results.measured import ENVIRONMENT, Accuracies, MeasuredRun, loaded
@@ -28,6 +29,12 @@ class Recorded:
     place: PlannedRun
     run: MeasuredRun
     window: int
+
+    @property
+    def kernels(self) -> str:
+        """The kernels that it was made with, one of ``common.kernels.KERNELS``."""
+        kernels: str = self.run.about["machine"].get("kernels", NATIVE)
+        return kernels
 
     @classmethod
     def read(cls, file: Path, data: Data) -> list[Self]:

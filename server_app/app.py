@@ -18,6 +18,7 @@ from common.durable import digest, write_manifest, write_whole
 from common.errors import ConfigError, FloretError
 from common.extras import require
 from common.flower import find_by_node, is_simulated
+from common.kernels import NATIVE, kernels_in_use
 from common.memory import return_freed_memory
 from common.privacy.ledger import Ledger
 from common.simulation import LocalGrid
@@ -121,12 +122,14 @@ def run(grid: Grid, context: Context) -> None:
 def _start(config: RunConfig, context: Context) -> tuple[RunDirectory, dict[str, Any]]:
     """Return a new run directory, or that of the run to resume; and how the run began."""
     now = {"run_id": str(context.run_id), "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    if kernels_in_use() != NATIVE:
+        now["kernels"] = kernels_in_use()
     if not config.resume:
         return RunDirectory.new(config, context.run_id), now | {"versions": versions()}
     directory = RunDirectory.find(config)
     before = directory.read_config()
     check_resumable(before, context.run_config)
-    origin = {key: before[key] for key in ("run_id", "started", "versions") if key in before}
+    origin = {key: before[key] for key in ("run_id", "started", "versions", "kernels") if key in before}
     return directory, origin | {"resumed": [*before.get("resumed", []), now]}
 
 
