@@ -20,6 +20,7 @@ NAMES = {
     "device": "memory of a node between rounds, and at rest",
     "training": "samples a second in local training: Floret's clients, the same written by hand, plain PyTorch",
     "threads": "clients that train at once on the same CPUs: one thread each, or as many as CPUs",
+    "kernels": "local training with portable kernels, which give the same digits on other CPUs, against native ones",
     "privacy": "lower bounds of epsilon by canaries, against the claim; a private step against one without privacy",
     "gpu": "clients a second on a CUDA device: by one and several processes, the same by hand",
 }

@@ -71,7 +71,8 @@ def test_runs_are_picked_by_their_seed(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_run_made_again_agrees_or_says_why(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", ["native", "portable"])
+def test_a_run_made_again_agrees_or_says_why(tmp_path: Path, kernels: str) -> None:
     table = {
         "title": "T",
         "paper": "P",
@@ -90,7 +91,7 @@ def test_a_run_made_again_agrees_or_says_why(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "cli.main", *words]
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
 
-    made = floret("reproduce", str(tmp_path / "real.yaml"), "-o", str(tmp_path / "out"))
+    made = floret("reproduce", str(tmp_path / "real.yaml"), "-o", str(tmp_path / "out"), "--kernels", kernels)
     assert made.returncode == 0, made.stderr
     file = tmp_path / "out" / "real.json"
     verify = ("verify", str(file), "-o", str(tmp_path / "again"))
@@ -98,8 +99,10 @@ def test_a_run_made_again_agrees_or_says_why(tmp_path: Path) -> None:
     assert agrees.returncode == 0, agrees.stderr
     # Three rounds before and after; window, last, best, weighted and spread before and after; clients, refused replies.
     assert agrees.stdout.splitlines()[-1] == "One | IID | seed 0: agrees: 18 numbers are the same, bit for bit"
-    assert len(list((tmp_path / "again").rglob("summary.json"))) == 1
+    (again,) = (tmp_path / "again").rglob("config.json")
+    assert json.loads(again.read_text()).get("kernels", "native") == kernels
     content = json.loads(file.read_text())
+    assert content["environments"][0]["machine"].get("kernels", "native") == kernels
     (run,) = content["runs"]
     shown = run["curve"][1][1]
     run["curve"][1][1] = 0.0001
