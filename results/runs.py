@@ -501,16 +501,23 @@ def commit(app: Path) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Return this machine: number and model of its CPUs, its GPUs."""
+    """Return this machine: number and model of its CPUs, its GPUs.
+
+    Generations of a CPU that compute other digits have the same name on rented machines, so its family and model number
+    stand behind it.
+    """
     import torch
 
     try:
         info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         info = ""
-    model = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in info.splitlines())}
+    kind = (
+        f" (family {fields['cpu family']}, model {fields['model']})" if {"cpu family", "model"} <= fields.keys() else ""
+    )
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {"cpus": len(os.sched_getaffinity(0)), "cpu": model[1] if model else "", "gpus": gpus}
+    return {"cpus": len(os.sched_getaffinity(0)), "cpu": fields.get("model name", "") + kind, "gpus": gpus}
 
 
 def _portable(config: Mapping[str, Any]) -> dict[str, str]:

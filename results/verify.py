@@ -149,7 +149,7 @@ def _elsewhere(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     for key in ENVIRONMENT:
         then, now = (says.get(key, dict)(about[key]) for about in (old, new))
         found += [
-            f"{name}: {then.get(name)} then, {now.get(name)} now"
+            f"{name}: {then.get(name, 'not known')} then, {now.get(name, 'not known')} now"
             for name in dict.fromkeys([*then, *now])
             if then.get(name) != now.get(name)
         ]

@@ -12,7 +12,7 @@ import pytest
 
 from common.errors import FloretError
 from common.kernels import kernels_in_use, variables
-from results.runs import LocalEngine, RayEngine, _portable, engine_of
+from results.runs import LocalEngine, RayEngine, _portable, engine_of, machine
 from results.tables import environment_notes
 from tests.conftest import PATIENCE
 from tests.harness import ROOT
@@ -90,6 +90,19 @@ def test_what_a_table_says_of_them() -> None:
     about = {"commit": "c", "versions": {"python": "3"}}
     notes = environment_notes([about | {"machine": machine}, about | {"machine": machine | portable}])
     assert notes[1] == "Machine: 2 CPUs, A CPU; 2 CPUs, A CPU, portable kernels."
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("cpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n\n", "AMD EPYC (family 25, model 17)"),
+        ("processor\t: 0\nCPU part\t: 0xd40\n", ""),
+        ("", ""),
+    ],
+)
+def test_generations_of_a_cpu_are_told_apart(monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
+    assert machine()["cpu"] == said
 
 
 def test_a_run_says_with_which_it_was_made(tmp_path: Path) -> None:
