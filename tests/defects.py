@@ -42,6 +42,7 @@ STATE, RESUME, REPLIES, AGGREGATION = (
 )
 DATA, CONFIG, POLICY, HISTORY = (f"tests/test_{name}.py" for name in ("data", "config", "policy", "history"))
 PRIVATE = "tests/test_privacy.py"
+EVIDENCE, EXPERIMENTS, VERIFY = (f"tests/test_{name}.py" for name in ("evidence", "experiments", "verify"))
 FORMULAS, NAMES, REPORT, REHEARSAL, ENGINE = (
     f"tests/test_{name}.py" for name in ("formulas", "names", "report", "rehearsal", "engine")
 )
@@ -2017,6 +2018,168 @@ DEFECTS: list[Defect] = [
             "return {name: array.astype(np.float64) * min(1.0, bound / max(norm_of({name: array}), 1e-9)) "
             "for name, array in arrays.items()}",
             f"{PRIVATE}::test_clipping_of_a_whole_update_by_hand",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/evidence.py",
+        (
+            "a margin is over the weakest rival",
+            "nearest = min(found, key=lambda rival: found[rival][0] - found[rival][1])",
+            "nearest = max(found, key=lambda rival: found[rival][0] - found[rival][1])",
+            EVIDENCE,
+        ),
+        (
+            "the paper's margin is over rivals that were not run, too",
+            "for rival in found if (value := reported[rival]",
+            "for rival in rivals if (value := reported[rival]",
+            EVIDENCE,
+        ),
+        (
+            "the span is that of all rivals' seeds",
+            "ours[seed] - numbers[nearest][column][seed] for seed in seeds[nearest]]",
+            "ours[s] - numbers[r][column][s] for r in found for s in seeds[r]]",
+            EVIDENCE,
+        ),
+        (
+            "the picture shows the first row that runs the paper's method",
+            "for row in reversed(experiment.rows) if experiment.is_own",
+            "for row in experiment.rows if experiment.is_own",
+            EVIDENCE,
+        ),
+        (
+            "scaled runs with other keys count as full size",
+            "return self.results.scale == 1 and not self.variant",
+            "return self.results.scale == 1",
+            EVIDENCE,
+        ),
+        (
+            "scaled runs are listed beside full ones",
+            "if finding.result.results.scale == 1 or not full]",
+            "]",
+            EVIDENCE,
+        ),
+        (
+            "an undecided column counts as held",
+            "held = len(set(self.verdict.held) - set(undecided))",
+            "held = len(self.verdict.held)",
+            EVIDENCE,
+        ),
+        (
+            "other keys are not looked for in the configs",
+            "named = variant.replace(",
+            "others = {}\n        named = variant.replace(",
+            EVIDENCE,
+        ),
+        (
+            "a claim held at one scale and broken at another is held",
+            'found.count({"held"}), found.count({"not held"})',
+            'sum("held" in outcomes for outcomes in found), found.count({"not held"})',
+            f"{EVIDENCE} tests/test_docs.py",
+        ),
+        (
+            "the picture has the largest run, whatever its keys",
+            "key=lambda result: (not result.variant, result.results.scale))",
+            "key=lambda result: result.results.scale)",
+            EVIDENCE,
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/experiment.py",
+        (
+            "two rows are compared over the seeds of each",
+            "(mean(ours[s] for s in seeds), mean(theirs[s] for s in seeds)) if seeds",
+            "(mean(ours.values()), mean(theirs.values())) if seeds",
+            EXPERIMENTS,
+        ),
+        ("a tie is a lead", "or lead == claim.by == 0}", "}", EXPERIMENTS),
+        ("a claim's least margin is ignored", "if lead < claim.by or", "if lead < 0 or", EXPERIMENTS),
+        ("a lead is compared in binary", "round(ours - theirs, 6)", "ours - theirs", EXPERIMENTS),
+        (
+            "a rival that leads with each seed leaves a claim undecided",
+            "    return not any(\n        all(row in above",
+            "    return True or any(\n        all(row in above",
+            EXPERIMENTS,
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/measured.py",
+        ("a curve is thinned from its start", "rounds[::-1][::step][::-1]", "rounds[::step]", EXPERIMENTS),
+        (
+            "the best round is that of the window",
+            "for spread in spreads if spread.mean is not None), default=None)",
+            "for spread in shown if spread.mean is not None), default=None)",
+            EXPERIMENTS,
+        ),
+        ("a weighted mean is a plain one", "_mean(spread.weighted_mean for", "_mean(spread.mean for", EXPERIMENTS),
+        (
+            "rows after training are read before it",
+            "at = reading.when or when",
+            'at = reading.when or "before"',
+            EXPERIMENTS,
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/verify.py",
+        ("curves are not compared", "if different and not first:", "if False:", VERIFY),
+        ("what differs by little agrees", "if value != new)", "if round(value, 6) != round(new, 6))", VERIFY),
+        (
+            "a run with portable kernels is made again with native ones",
+            'self.run.about["machine"].get("kernels", NATIVE)',
+            "NATIVE",
+            VERIFY,
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/runs.py",
+        (
+            "a run of another seed is the same run",
+            "if key not in PLACES + _REAL_NODES}",
+            'if key not in PLACES + _REAL_NODES + ("seed",)}',
+            EXPERIMENTS,
+        ),
+        (
+            "a run that went on with native kernels counts as portable",
+            'for part in (config, *config.get("resumed", []))}',
+            "for part in (config,)}",
+            "tests/test_kernels.py",
+        ),
+        (
+            "the engine's process has native kernels",
+            "importing_from(self._app) | self._variables",
+            "importing_from(self._app)",
+            VERIFY,
+        ),
+    ),
+    *_of(
+        "evidence",
+        "common/kernels.py",
+        (
+            "one library is left with kernels of its own",
+            '    "ONEDNN_MAX_CPU_ISA": "AVX2",\n',
+            "",
+            "tests/test_kernels.py",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/fit.py",
+        (
+            "the nearest setting is the one of fewest cells",
+            "(-len(setting.differences[AS_MEASURED.title]), setting.distance() or 0.0)",
+            "(len(setting.differences[AS_MEASURED.title]), setting.distance() or 0.0)",
+            EXPERIMENTS,
+        ),
+        ("differences of two signs cancel in the distance", "mean(map(abs, found))", "abs(mean(found))", EXPERIMENTS),
+        (
+            "the paper's own method is fitted, too",
+            "not experiment.is_own(place.row)",
+            "True",
+            EXPERIMENTS,
         ),
     ),
 ]

@@ -143,6 +143,24 @@ def test_of_several_columns_some_are_undecided(tmp_path: Path) -> None:
     assert "2 are judged (0 held, 0 not held, 2 undecided, 0 mixed);" in evidence.summary()
 
 
+def test_a_column_that_is_held_in_the_mean_alone_is_not_counted_as_held(tmp_path: Path) -> None:
+    place = tables(tmp_path)
+    # B: means 60 and 61, by seed -1 and +3. A is held with both seeds.
+    write(tmp_path, CELLS | {("Mine", "A"): [0.57, 0.56], ("Mine", "B"): [0.59, 0.63]})
+    assert rows(Evidence.read(tmp_path, place, ROOT))[0][5] == "**held in 1 of 2 columns, undecided in 1**"
+
+
+def test_a_claim_that_holds_at_one_scale_alone_is_mixed(tmp_path: Path) -> None:
+    place = tables(tmp_path)
+    one: Cells = {("Base", "A"): [0.5], ("Mine", "A"): [0.6]}
+    write(tmp_path, one, scale=0.1)
+    held = "scaled down 2 are judged (2 held, 0 not held, 0 undecided, 0 mixed)."
+    assert Evidence.read(tmp_path, place, ROOT).summary().endswith(held)
+    write(tmp_path, one | {("Mine", "A"): [0.4]}, scale=0.5)
+    mixed = "scaled down 2 are judged (0 held, 0 not held, 0 undecided, 2 mixed)."
+    assert Evidence.read(tmp_path, place, ROOT).summary().endswith(mixed)
+
+
 def test_a_scaled_run_is_listed_where_no_full_one_judges(tmp_path: Path) -> None:
     place = tables(tmp_path)
     everything = CELLS | {("Other", "B"): [0.1]}

@@ -323,6 +323,16 @@ def test_a_run_read_in_every_way() -> None:
     assert Accuracies.of(History((), planned=4, evaluate_every=4), "after", 2) == Accuracies()
 
 
+@pytest.mark.parametrize(("rounds", "shown"), [(40, list(range(1, 41))), (90, list(range(3, 91, 3))), (0, [])])
+def test_of_a_long_curve_every_so_many_rounds_are_kept_and_the_last(rounds: int, shown: list[int]) -> None:
+    def measured(number: int) -> Round:
+        record = ClientRound(True, Scores(0.123456), Scores(number / 100), 0.1, Traffic(), 0.1)
+        return Round.of(number, {"0": record}, {"0": {"test": 10}}, [], [], 1.0)
+
+    history = History(tuple(map(measured, range(1, rounds + 1))), planned=rounds, evaluate_every=1)
+    assert thin_curve(history, "after") == tuple((number, 0.1235, number / 100) for number in shown)
+
+
 def accuracies(before: float, after: float) -> dict[str, Accuracies]:
     return {
         when: Accuracies(window=value, last=value, best=value, weighted=value, std=0.0)
@@ -495,8 +505,9 @@ def test_a_claim_is_judged_column_by_column(tmp_path: Path) -> None:
         {"text": "best", "higher": "Two", "than": ["One", "Three"]},
         {"text": "by ten", "higher": "Two", "than": ["One"], "by": 10.0, "columns": ["A"]},
         {"text": "not far behind", "higher": "One", "than": ["Two"], "by": -4.18, "columns": ["A"]},
+        {"text": "by what is printed", "higher": "Two", "than": ["One"], "by": 4.18, "columns": ["A"]},
     ]
-    best, by_ten, behind = (experiment := read(tmp_path, claims=claims)).claims
+    best, by_ten, behind, printed = (experiment := read(tmp_path, claims=claims)).claims
 
     def judged(claim: Claim, numbers: dict[str, dict[str, list[float]]]) -> Verdict:
         seeds = {row: {column: dict(enumerate(v)) for column, v in cells.items()} for row, cells in numbers.items()}
@@ -509,6 +520,8 @@ def test_a_claim_is_judged_column_by_column(tmp_path: Path) -> None:
     assert str(judged(best, numbers)) == "held: 1 of 1 columns (1 not measured)"
     assert str(judged(by_ten, numbers)) == "not held: 0 of 1 columns; A: Two 79.77, One 75.59"
     assert str(judged(behind, numbers)) == "held: 1 of 1 columns"
+    # 79.77 - 75.59 is 4.1799999999999926.
+    assert str(judged(printed, numbers)) == "held: 1 of 1 columns"
     assert str(judged(best, {})) == "not measured"
 
 
