@@ -108,7 +108,8 @@ class TableResult:
     @property
     def size(self) -> str:
         """At which size the runs were made."""
-        size = "full size" if self.results.scale == 1 else f"scale {self.results.scale:g}"
+        whole = "all samples" if "rounds" in self.results.other_keys else "full size"
+        size = whole if self.results.scale == 1 else f"scale {self.results.scale:g}"
         return size + (f", {self.variant}" if self.variant else "")
 
     def margin(self, row: str, rivals: Iterable[str], column: str) -> Margin | None:

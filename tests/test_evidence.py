@@ -240,7 +240,7 @@ def test_runs_with_other_keys_are_known_by_their_configs(tmp_path: Path) -> None
     place = tables(tmp_path)
     path = write(tmp_path, keys={"rounds": 30, "momentum": 0.5})
     evidence = Evidence.read(tmp_path, place, ROOT)
-    assert {line[2].split("; ")[0] for line in rows(evidence)} == {"full size, with other momentum, rounds"}
+    assert {line[2].split("; ")[0] for line in rows(evidence)} == {"all samples, with other momentum, rounds"}
     assert evidence.summary().endswith("at full size none is judged; scaled down none is judged.")
     (result,) = evidence.results
     page = result.results.markdown().splitlines()
