@@ -134,13 +134,10 @@ class TableResult:
         )
 
     def lead(self) -> list[Margin]:
-        """Return the margins of the paper's own method, the last row that runs it, over all other rows."""
-        experiment = self.experiment
-        if not experiment.own:
-            return []
-        own = next(row.name for row in reversed(experiment.rows) if experiment.is_own(row.name))
+        """Return the margins of the paper's own method, the table's headline, over all other rows."""
+        experiment, own = self.experiment, self.experiment.headline
         others = [row.name for row in experiment.rows if row.name != own]
-        return [m for column in experiment.columns if (m := self.margin(own, others, column.name))]
+        return [m for column in experiment.columns if own and (m := self.margin(own, others, column.name))]
 
     def lines(self) -> tuple[Line, ...]:
         """Return the same for the picture."""

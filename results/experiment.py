@@ -168,6 +168,7 @@ class Experiment:
         spread: what the paper's second numbers are taken over, ``clients`` or ``runs``; empty if it prints none.
         clients: number of clients.
         own: the paper's own method; empty if the file names none.
+        headline: of the rows that run it, the one that is compared with all others; empty without ``own``.
         config: keys of the run config for all runs.
         columns, rows, claims: of the table.
         chosen: a sentence on each thing that the paper leaves open, and what is run instead.
@@ -181,6 +182,7 @@ class Experiment:
     spread: str
     clients: int
     own: str
+    headline: str
     config: Mapping[str, Any]
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
@@ -457,7 +459,7 @@ class _Reader:
 
     def experiment(self, content: Any) -> dict[str, Any]:
         known = {field.name for field in fields(Experiment)} - {"stem"}
-        table = self._table(content, "the file", known, known - {"spread", "own", "claims", "chosen"})
+        table = self._table(content, "the file", known, known - {"spread", "own", "headline", "claims", "chosen"})
         measure = self._table(table["measure"], "measure", {"when", "last-rounds"}, {"when", "last-rounds"})
         when = self._when(measure["when"], "measure.when")
         columns = tuple(
@@ -480,6 +482,10 @@ class _Reader:
         own, methods = table.get("own", ""), {_method(table["config"], row) for row in rows}
         if own and own not in methods:
             self._fail("own", f"{own!r} is the method of no row{nearest(str(own), methods)}")
+        running = [row.name for row in rows if own and _method(table["config"], row) == own]
+        headline = table.get("headline", running[-1] if running else "")
+        if headline and headline not in running:
+            self._fail("headline", f"{headline!r} is no row that runs own{nearest(str(headline), running)}")
         return {
             "title": self._text(table["title"], "title"),
             "paper": self._text(table["paper"], "paper"),
@@ -488,6 +494,7 @@ class _Reader:
             "spread": spread,
             "clients": self._count(table["clients"], "clients"),
             "own": own,
+            "headline": headline,
             "config": self._config(table["config"], "config"),
             "columns": columns,
             "rows": rows,

@@ -500,6 +500,18 @@ def test_a_fit_needs_a_baseline(tmp_path: Path) -> None:
         read(tmp_path, own="fedpre")
 
 
+def test_the_headline_is_a_row_that_runs_the_papers_own_method(tmp_path: Path) -> None:
+    rows = [{"name": name, "config": {"method": "pfakd"}, "reported": [80]} for name in ("One", "Two")]
+    rows.append({"name": "Three", "config": {"method": "fedper"}, "reported": [80]})
+    table = {"rows": rows, "columns": [{"name": "A", "config": {}}], "claims": []}
+    assert read(tmp_path, **table).headline == ""
+    assert read(tmp_path, **table, own="pfakd").headline == "Two"
+    assert read(tmp_path, **table, own="pfakd", headline="One").headline == "One"
+    for keys in ({"own": "pfakd"}, {}):
+        with pytest.raises(ConfigError, match="headline: 'Three' is no row that runs own"):
+            read(tmp_path, **table, **keys, headline="Three")
+
+
 def test_a_claim_is_judged_column_by_column(tmp_path: Path) -> None:
     claims = [
         {"text": "best", "higher": "Two", "than": ["One", "Three"]},
