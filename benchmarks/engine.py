@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -41,7 +42,8 @@ def run(repeats: int) -> list[Row]:
     """Return the rows of this benchmark."""
     with tempfile.TemporaryDirectory() as name, running_simulator(Path(name)) as simulator:
         bench = _Bench(simulator, Path(name))
-        return [*bench.main_job(repeats), *bench.rounds(repeats), *bench.pools(), *bench.tiny(), *bench.sweep()]
+        sweeps = [*bench.sweep(), *bench.jobs(repeats)]
+        return [*bench.main_job(repeats), *bench.rounds(repeats), *bench.pools(), *bench.tiny(), *sweeps]
 
 
 class _Bench:
@@ -105,17 +107,37 @@ class _Bench:
 
     def sweep(self) -> list[Row]:
         """Return the row of a sweep of small runs."""
-        seconds = []
-        for engine in (["local"], ["ray", "--superlink", "test"]):
-            output = self._folder / f"sweep-{engine[0]}"
-            command = [sys.executable, "-m", "cli.main", "sweep", str(self._simulator.app), "--engine", *engine]
-            command += [part for grid in CELLS for part in ("--grid", grid)]
-            command += ["-c", "rounds=5 local-epochs=1", "-o", str(output)]
-            started = time.perf_counter()
-            subprocess.run(command, env=self._env(), check=True, capture_output=True, cwd=self._folder)
-            seconds.append(time.perf_counter() - started)
-            self._say(f"sweep {engine[0]}: {seconds[-1]:.1f} s")
+        seconds = [
+            self._sweep(f"sweep-{engine[0]}", ["--engine", *engine], CELLS, "rounds=5 local-epochs=1")
+            for engine in (["local"], ["ray", "--superlink", "test"])
+        ]
         return [pair("a sweep of 12 small runs", "s", [(seconds[0], seconds[1])], "times faster", inverse=True)]
+
+    def _sweep(self, name: str, options: list[str], grids: Sequence[str], keys: str) -> float:
+        """Return how many seconds a sweep takes."""
+        command = [sys.executable, "-m", "cli.main", "sweep", str(self._simulator.app), *options]
+        command += [part for grid in grids for part in ("--grid", grid)]
+        command += ["-c", keys, "-o", str(self._folder / name)]
+        started = time.perf_counter()
+        subprocess.run(command, env=self._env(), check=True, capture_output=True, cwd=self._folder)
+        seconds = time.perf_counter() - started
+        self._say(f"{name}: {seconds:.1f} s")
+        return seconds
+
+    def jobs(self, repeats: int) -> list[Row]:
+        """Return the row of a sweep whose runs leave a worker without a client: three clients a round for two."""
+        clients, samples = 10, 2000
+        keys: dict[str, Any] = {"dataset": "npz", "data-dir": str(self._images(clients * samples)), "partition": "iid"}
+        keys |= {"model": "cnn3", "method": "fedper", "participation": 0.3, "rounds": 4, "evaluate-every": 4}
+        said = " ".join(f"{key}={json.dumps(value)}" for key, value in keys.items())
+        both = []
+        for i in range(repeats):
+            at_once, alone = (
+                self._sweep(f"jobs-{jobs}-{i}", ["--jobs", str(jobs)], ["seed=[0, 1, 2, 3]"], said) for jobs in (2, 1)
+            )
+            both.append((at_once, alone))
+        what = "a sweep of 4 runs of 3 clients a round, two at a time"
+        return [pair(what, "s", both, "times faster than one by one", inverse=True)]
 
     def _local(self, keys: dict[str, Any], federation: str, app: Path | None = None) -> Timed:
         command = [sys.executable, "-m", "cli.main", "run", str(app or self._simulator.app), "--engine", "local"]

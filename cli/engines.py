@@ -21,6 +21,18 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return engine(superlink(command))
 
 
+def jobs_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--jobs``, the argument ``at_once`` of ``results.runs.engine_of``."""
+    return click.option(
+        "--jobs",
+        "-j",
+        type=click.IntRange(1),
+        default=1,
+        show_default=True,
+        help="With --engine local, how many runs at a time; they share CPUs and GPUs in equal parts.",
+    )(command)
+
+
 def kernels_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--kernels``."""
     return click.option(

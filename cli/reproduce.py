@@ -15,10 +15,11 @@ from common.errors import FloretError
 def reproduce(files: tuple[Path, ...], report: bool, options: TableOptions) -> None:
     """Run published tables again (FILE is one of experiments/) and print reported and measured numbers.
 
-    Runs what is missing, one simulation after another. A run that is done is not run again, and one that was killed
-    goes on: repeat the command. A run that fails says why, and the rest goes on. Tables that share runs share their
-    results. Writes <name>.md and .json after each run, at the end with --report also .html; with --scale the name says
-    so. With --results FOLDER they are written there, and the runs that they have already are not made again.
+    Runs what is missing, one simulation after another or --jobs at a time. A run that is done is not run again, and
+    one that was killed goes on: repeat the command. A run that fails says why, and the rest goes on. Tables that share
+    runs share their results. Writes <name>.md and .json after each run, at the end with --report also .html; with
+    --scale the name says so. With --results FOLDER they are written there, and the runs that they have already are not
+    made again.
     """
     from results.experiment import Experiment, selected
     from results.measured import Records

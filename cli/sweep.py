@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from cli.engines import engine_options, kernels_option
+from cli.engines import engine_options, jobs_option, kernels_option
 from common.errors import FloretError
 
 
@@ -15,6 +15,7 @@ from common.errors import FloretError
 @click.option("--federation-config", default="", help="As for `flwr run`.")
 @engine_options
 @kernels_option
+@jobs_option
 @click.option("--keep-models", is_flag=True, help="Keep the personal models and checkpoints of each run.")
 @click.option("--output", "-o", required=True, type=click.Path(path_type=Path), help="Where runs and results go.")
 def sweep(
@@ -25,10 +26,11 @@ def sweep(
     engine: str,
     superlink: str,
     kernels: str,
+    jobs: int,
     keep_models: bool,
     output: Path,
 ) -> None:
-    """Run every combination of the --grid values, one simulation after another, and compare.
+    """Run every combination of the --grid values, one simulation after another or --jobs at a time, and compare.
 
     Combinations that differ in `seed` alone are one row: mean and standard deviation over seeds. Rows are ordered by
     accuracy on the validation split. A run that is done is not run again and one that was killed goes on, so a sweep
@@ -40,12 +42,12 @@ def sweep(
     from server_app.settings import read_config
     from server_app.setup import check_run
 
-    runs = Runs(app, output, check_run, engine_of(engine, app, superlink, kernels))
+    runs = Runs(app, output, check_run, engine_of(engine, app, superlink, kernels, jobs))
     grid = Sweep.of(grids, run_config, federation_config)
-    jobs = grid.jobs()
-    for job in jobs:
+    wanted = grid.jobs()
+    for job in wanted:
         read_config(runs.config(job.spec))
-    failed = run_missing(runs, jobs, keep_models=keep_models)
+    failed = run_missing(runs, wanted, keep_models=keep_models)
     click.echo("\n" + grid.write(runs, output))
     if failed:
-        raise FloretError(f"{len(failed)} of {len(jobs)} runs failed; see above")
+        raise FloretError(f"{len(failed)} of {len(wanted)} runs failed; see above")

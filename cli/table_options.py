@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.engines import engine_options, kernels_option
+from cli.engines import engine_options, jobs_option, kernels_option
 from common.errors import FloretError
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ _OPTIONS = (
     ),
     engine_options,
     kernels_option,
+    jobs_option,
     click.option(
         "--output",
         "-o",
@@ -82,6 +83,7 @@ class TableOptions:
     engine: str
     superlink: str
     kernels: str
+    jobs: int
     output: Path
     kept: Path | None
 
@@ -109,7 +111,8 @@ class TableOptions:
         from results.runs import Runs, engine_of
         from server_app.setup import check_run
 
-        return Runs(self.app, self.output, check_run, engine_of(self.engine, self.app, self.superlink, self.kernels))
+        engine = engine_of(self.engine, self.app, self.superlink, self.kernels, self.jobs)
+        return Runs(self.app, self.output, check_run, engine)
 
     def planned(
         self, experiment: "Experiment", runs: "Runs", setting: dict[str, Any], seeds: Iterable[int]

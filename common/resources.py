@@ -19,6 +19,10 @@ _KEYS = {
     "init-args-num-gpus": 0.0,
 }
 
+# Of runs that are made at the same time, which one from 0, and how many there are.
+Part = tuple[int, int]
+WHOLE: Part = (0, 1)
+
 
 @dataclass(frozen=True)
 class Resources:
@@ -37,13 +41,17 @@ class Resources:
     gpus: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, texts: Sequence[str]) -> Self:
+    def of(cls, texts: Sequence[str], part: Part = WHOLE) -> Self:
         """Return those of ``--federation-config`` texts, with the keys that Flower's simulation has.
 
         Unlike there, a client gets one CPU if nothing is said. A client that gets a part of a GPU shares it.
 
+        Args:
+            texts: with keys and values.
+            part: of what is there, if other runs are made at the same time.
+
         Raises:
-            ConfigError: a key is not known, or its value cannot be used on this machine.
+            ConfigError: a key is not known, or its value cannot be used on this machine, or in this part of it.
         """
         said = dict(_KEYS)
         for key, value in PAIR.findall(" ".join(texts)):
@@ -60,12 +68,23 @@ class Resources:
         for key, number in (("num-supernodes", clients), ("client-resources-num-cpus", cpus)):
             if number < 1:
                 raise ConfigError(f"--federation-config {key}={number}: must be at least 1")
-        workers = max(1, (int(said["init-args-num-cpus"]) or own_cpus()) // cpus)
+        place, runs = part
+        total = int(said["init-args-num-cpus"]) or own_cpus()
+        own = total // runs + (place < total % runs)
+        if runs > 1 and own < cpus:
+            raise ConfigError(
+                f"--federation-config client-resources-num-cpus={cpus}: {runs} runs at once have {total} CPU(s) in all"
+            )
+        workers = max(1, own // cpus)
         share = said["client-resources-num-gpus"]
         if not share:
             workers = min(workers, clients)
             return cls(clients, workers, cpus, ((),) * workers)
-        places = _gpus(share, int(said["init-args-num-gpus"]) or _count_gpus())[: min(workers, clients)]
+        places = _gpus(share, int(said["init-args-num-gpus"]) or _count_gpus())[place::runs][: min(workers, clients)]
+        if not places:
+            raise ConfigError(
+                f"--federation-config client-resources-num-gpus={share:g}: too much for each of {runs} runs at once"
+            )
         return cls(clients, len(places), cpus, tuple(places))
 
 

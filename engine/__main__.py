@@ -1,7 +1,8 @@
 """Run federations one after another in the same warm process, for ``results.runs``.
 
 Each line of the input is a job as JSON: ``values`` (the whole run config), ``federation`` (texts of
-``--federation-config``) and ``log`` (where the run's log goes). Each is answered by a line with the exit code.
+``--federation-config``), ``part`` (of this machine: see ``common.resources``) and ``log`` (where the run's log goes).
+Each is answered by a line with the exit code.
 """
 
 import json
@@ -29,7 +30,7 @@ def main() -> None:
         os.dup2(file, 2)
         os.close(file)
         try:
-            plan = Plan.of(job["values"], job["federation"])
+            plan = Plan.of(job["values"], job["federation"], tuple(job["part"]))
             prepare(plan)
         except FloretError as error:
             log.error("%s", error)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from common.resources import Resources
+from common.resources import WHOLE, Part, Resources
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,6 @@ class Plan:
     run_id: int
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], texts: Sequence[str]) -> Self:
+    def of(cls, values: Mapping[str, Any], texts: Sequence[str], part: Part = WHOLE) -> Self:
         """Return a new run; arguments and errors as of ``Resources.of``."""
-        return cls(values, Resources.of(texts), secrets.randbits(63) | 1)
+        return cls(values, Resources.of(texts, part), secrets.randbits(63) | 1)

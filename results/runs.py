@@ -1,4 +1,4 @@
-"""Many runs, one simulation after another: what is done is not run again, what was killed goes on from its checkpoint.
+"""Many runs, one after another or some at a time: what is done is not run again, what was killed goes on.
 
 An engine (``LocalEngine``, ``RayEngine``) makes each run of a sweep or an experiment; what it measured is read here.
 """
@@ -7,13 +7,16 @@ import fcntl
 import hashlib
 import json
 import os
+import queue
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +32,7 @@ from common.errors import FloretError
 from common.home import importing_from
 from common.kernels import NATIVE, variables
 from common.local_superlink import check_local_superlink, simulated_clients, use_own_commands
-from common.resources import Resources
+from common.resources import Part, Resources
 from common.run_config import default_config, merged
 from results.run import Run, read_run
 from results.text import countdown
@@ -68,7 +71,13 @@ class Outcome:
 
 
 class Engine(Protocol):
-    """What makes runs."""
+    """What makes runs.
+
+    Attributes:
+        at_once: how many at a time.
+    """
+
+    at_once: int
 
     def check(self) -> None:
         """Check that runs can be made here.
@@ -87,7 +96,9 @@ class Engine(Protocol):
     def run(
         self, keys: Mapping[str, Any], values: Mapping[str, Any], federation: str, log: Path, watch: Callable[[], None]
     ) -> None:
-        """Make a run to its end, or to its failure; if this program is interrupted, stop the run.
+        """Make a run to its end, or to its failure; if this program is interrupted or ``watch`` raises, stop it.
+
+        Up to ``at_once`` threads may call this at the same time.
 
         Args:
             keys: those of its run config that differ from the defaults.
@@ -102,19 +113,25 @@ class Engine(Protocol):
 
 
 class LocalEngine:
-    """Floret's own engine, in one process that stays warm from run to run.
+    """Floret's own engine, in processes that stay warm from run to run, one for each run at a time.
 
     Args:
         app: the app's folder, whose code runs.
         kernels: one of ``common.kernels.KERNELS``.
+        at_once: how many runs share the CPUs and GPUs of this machine in equal parts.
 
     Raises:
         FloretError: this CPU does not have the kernels.
     """
 
-    def __init__(self, app: Path, kernels: str = NATIVE) -> None:
-        self._app, self._variables = app.resolve(), variables(kernels)
-        self._process: subprocess.Popen[str] | None = None
+    def __init__(self, app: Path, kernels: str = NATIVE, at_once: int = 1) -> None:
+        self._app, self.at_once = app.resolve(), at_once
+        environment = importing_from(self._app) | variables(kernels)
+        self._processes = [_EngineProcess(environment, (number, at_once)) for number in range(at_once)]
+        # The one that ran last is warm.
+        self._free = queue.LifoQueue[_EngineProcess]()
+        for process in reversed(self._processes):
+            self._free.put(process)
 
     def check(self) -> None:
         """Check that the app's folder has the engine; see ``Engine``."""
@@ -123,18 +140,45 @@ class LocalEngine:
 
     def clients(self, federation: str) -> int | None:
         """Return how many clients a run has; see ``Engine``."""
-        return Resources.of([federation]).clients
+        # The last of the parts is the smallest.
+        return Resources.of([federation], (self.at_once - 1, self.at_once)).clients
 
     def run(
         self, keys: Mapping[str, Any], values: Mapping[str, Any], federation: str, log: Path, watch: Callable[[], None]
     ) -> None:
         """Make a run; see ``Engine``."""
+        process = self._free.get()
+        try:
+            process.run({"values": values, "federation": [federation], "log": str(log)}, watch)
+        finally:
+            self._free.put(process)
+
+    def close(self) -> None:
+        """End the processes, and what they run in good order."""
+        for process in self._processes:
+            process.close()
+
+
+class _EngineProcess:
+    """A process of the local engine, which is started for the first run and again after it ended.
+
+    Args:
+        environment: its variables.
+        part: of this machine, for its runs.
+    """
+
+    def __init__(self, environment: Mapping[str, str], part: Part) -> None:
+        self._environment, self._part = environment, part
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, job: Mapping[str, Any], watch: Callable[[], None]) -> None:
+        """Make a run, with what ``engine.__main__`` reads of it besides its part; see ``Engine``."""
         process = self._started()
         assert process.stdin is not None
         assert process.stdout is not None
         over = False
         try:
-            process.stdin.write(json.dumps({"values": values, "federation": [federation], "log": str(log)}) + "\n")
+            process.stdin.write(json.dumps({**job, "part": self._part}) + "\n")
             process.stdin.flush()
             while not over:
                 watch()
@@ -170,19 +214,21 @@ class LocalEngine:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env=importing_from(self._app) | self._variables,
+                env=self._environment,
                 start_new_session=True,
             )
         return self._process
 
 
 class RayEngine:
-    """Flower's simulation: ``flwr run`` for each run.
+    """Flower's simulation: ``flwr run`` for each run, one at a time.
 
     Args:
         app: the app's folder.
         superlink: the SuperLink connection to run on; empty for Flower's default.
     """
+
+    at_once = 1
 
     def __init__(self, app: Path, superlink: str = "") -> None:
         self._app, self._superlink = app, superlink
@@ -230,17 +276,26 @@ class RayEngine:
             subprocess.run(["flwr", "stop", found[1], *place], capture_output=True, check=False)
 
 
-def engine_of(name: str, app: Path, superlink: str, kernels: str) -> Engine:
-    """Return the engine that an option ``--engine`` names, ``kernels`` being one of ``common.kernels.KERNELS``.
+def engine_of(name: str, app: Path, superlink: str, kernels: str, at_once: int = 1) -> Engine:
+    """Return the engine that an option ``--engine`` names.
+
+    Args:
+        name: of the engine.
+        app: the app's folder.
+        superlink: a SuperLink connection, for Ray.
+        kernels: one of ``common.kernels.KERNELS``.
+        at_once: how many runs it makes at a time.
 
     Raises:
-        FloretError: a SuperLink is named for the engine that needs none; kernels are named for the other, or this CPU
-            does not have them.
+        FloretError: a SuperLink is named for the engine that needs none; kernels or several runs at a time are named
+            for the other; this CPU does not have the kernels.
     """
     if name == "local" and superlink:
         raise FloretError(f"--superlink {superlink}: the local engine has none; use it with --engine ray")
     if name == "local":
-        return LocalEngine(app, kernels)
+        return LocalEngine(app, kernels, at_once)
+    if at_once > 1:
+        raise FloretError(f"--jobs {at_once}: the SuperLink's CPUs are not divided among runs; use --engine local")
     if kernels != NATIVE:
         raise FloretError(f"--kernels {kernels}: the SuperLink's processes are running already; use --engine local")
     return RayEngine(app, superlink)
@@ -338,7 +393,7 @@ class Runs:
         """Make a run, to its end; return why it failed, or an empty text.
 
         A run that was killed goes on after its last checkpoint; one that is still going, because only the program that
-        started it was killed, is waited for. When this program is interrupted it stops the run.
+        started it was killed, is waited for. When this program is interrupted or ``watch`` raises, the run is stopped.
 
         Args:
             spec: what to run; a config that the app accepts.
@@ -407,7 +462,7 @@ class Job:
 def run_missing(
     runs: Runs, jobs: Sequence[Job], *, keep_models: bool, finished: Callable[[], None] = lambda: None
 ) -> dict[str, str]:
-    """Make the runs that are not done, one after another, with a progress display.
+    """Make the runs that are not done, as many at a time as the engine makes, with a progress display.
 
     Args:
         runs: where they are.
@@ -421,7 +476,7 @@ def run_missing(
     Raises:
         FloretError: another program makes runs in the same folder, or another environment has the local SuperLink.
     """
-    # Ended by a batch system, it stops its run as at Ctrl-C.
+    # Ended by a batch system, it stops its runs as at Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     failed: dict[str, str] = {}
     console = Console(stderr=False, highlight=False, soft_wrap=True)
@@ -431,56 +486,83 @@ def run_missing(
         runs.engine.check()
     # Those that cannot run come first: they say why at once, not after hours of the others.
     missing.sort(key=lambda job: not runs.check(job.spec))
-    time_left = _TimeLeft(sum(job.weight for job in missing))
+    wanted: dict[str, list[Job]] = {}
+    for job in missing:
+        wanted.setdefault(runs.folder(job.spec).name, []).append(job)
+    time_left = _TimeLeft({name: same[0].weight for name, same in wanted.items()})
     display = Progress(*columns, TextColumn("{task.fields[left]}"), console=console, transient=True)
+    stopped = threading.Event()
     with runs.exclusive(), closing(runs.engine), display as progress:
-        bar = progress.add_task("runs", total=len(jobs), completed=len(jobs) - len(missing), left="")
-        if len(missing) < len(jobs):
-            console.print(f"{len(jobs) - len(missing)} of {len(jobs)} runs are done")
-        for done, job in enumerate(missing, start=len(jobs) - len(missing) + 1):
-            name = runs.folder(job.spec).name
+        done = len(jobs) - len(missing)
+        bar = progress.add_task("runs", total=len(jobs), completed=done, left="")
+        if done:
+            console.print(f"{done} of {len(jobs)} runs are done")
+
+        def make(name: str) -> str:
+            job = wanted[name][0]
             rounds = int(runs.config(job.spec)["rounds"])
+            own = progress.add_task(job.label, total=rounds, left="")
 
-            def watch(finished: int, job: Job = job, rounds: int = rounds) -> None:
-                left = time_left.after(job.weight * finished / rounds)
-                progress.update(bar, description=f"{job.label}: round {finished}/{rounds}", left=left)
+            def watch(finished: int) -> None:
+                if stopped.is_set():
+                    raise _StoppedError
+                progress.update(own, completed=finished)
+                progress.update(bar, left=time_left.after(name, finished / rounds))
 
-            if not runs.done(job.spec) and name not in failed:
-                watch(0)
-                reason = runs.run(job.spec, watch, keep_models=keep_models)
-                if reason:
-                    failed[name] = reason
-            time_left.finish(job.weight)
-            progress.advance(bar)
-            outcome = None if name in failed else runs.outcome(job.spec)
-            result = job.describe(outcome.run) if outcome else f"failed: {failed[name]}"
-            if outcome and outcome.run.figures.refused:
-                result += f"; {outcome.run.figures.refused} replies refused"
-            left = time_left.after(0.0)
-            console.print(f"[{done}/{len(jobs)}] {job.label}: {result}{left and f' | {left}'}", markup=False)
-            if outcome:
-                finished()
+            try:
+                return runs.run(job.spec, watch, keep_models=keep_models)
+            finally:
+                progress.remove_task(own)
+
+        with ThreadPoolExecutor(runs.engine.at_once) as pool:
+            try:
+                going: dict[Future[str], str] = {pool.submit(make, name): name for name in wanted}
+                for future in as_completed(going):
+                    name, reason = going[future], future.result()
+                    if reason:
+                        failed[name] = reason
+                    left = time_left.after(name, 1.0)
+                    for job in wanted[name]:
+                        done += 1
+                        progress.advance(bar)
+                        result = f"failed: {reason}" if reason else _described(runs, job)
+                        result += left and f" | {left}"
+                        console.print(f"[{done}/{len(jobs)}] {job.label}: {result}", markup=False)
+                    if not reason:
+                        finished()
+            except BaseException:
+                stopped.set()
+                pool.shutdown(cancel_futures=True)
+                raise
     return failed
 
 
-class _TimeLeft:
-    """How long the rest of the jobs takes if it goes on at the same pace; ``total`` is the sum of their weights."""
+class _StoppedError(Exception):
+    """The other runs, and so this one, are stopped."""
 
-    def __init__(self, total: float) -> None:
-        self._total, self._finished = total, 0.0
+
+def _described(runs: Runs, job: Job) -> str:
+    outcome = runs.outcome(job.spec)
+    assert outcome is not None
+    refused = outcome.run.figures.refused
+    return job.describe(outcome.run) + (f"; {refused} replies refused" if refused else "")
+
+
+class _TimeLeft:
+    """How long the rest of some runs takes if it goes on at the same pace; ``weights`` are theirs, by name."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights, self._parts = weights, dict.fromkeys(weights, 0.0)
         self._started = time.monotonic()
 
-    def finish(self, weight: float) -> None:
-        """Count a job of this weight as finished."""
-        self._finished += weight
-
-    def after(self, weight: float) -> str:
-        """Return the time left when this much of the current job is done, too; empty where it cannot be told."""
-        done = self._finished + weight
-        if not done or done >= self._total:
+    def after(self, name: str, part: float) -> str:
+        """Return the time left when this part of a run, up to 1, is done, too; empty where it cannot be told."""
+        self._parts[name] = part
+        total = sum(self._weights.values())
+        done = sum(weight * self._parts[run] for run, weight in self._weights.items())
+        if not done or done >= total:
             return ""
-        seconds = (time.monotonic() - self._started) * (self._total - done) / done
-        return f"{countdown(seconds)} left"
+        return f"{countdown((time.monotonic() - self._started) * (total - done) / done)} left"
 
 
 def commit(app: Path) -> str:

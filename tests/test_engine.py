@@ -330,6 +330,18 @@ def test_resources(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = Resources.of(["client-resources-num-gpus=0.25 init-args-num-cpus=3"])
     assert (shared.workers, shared.gpus) == (3, ((0,), (1,), (0,)))
     assert Resources.of(["client-resources-num-gpus=2"]).gpus == ((0, 1),)
+    # Parts of a machine for several runs at a time.
+    halves = [Resources.of(["num-supernodes=9 init-args-num-cpus=9"], (place, 2)).workers for place in (0, 1)]
+    assert halves == [5, 4]
+    quarters = [Resources.of(["client-resources-num-gpus=0.5"], (place, 2)).gpus for place in (0, 1)]
+    assert quarters == [((0,), (0,)), ((1,), (1,))]
+    for text, part, wrong in (
+        ("client-resources-num-cpus=5", (0, 2), "num-cpus=5: 2 runs at once have 8 CPU"),
+        ("init-args-num-cpus=2", (2, 3), "num-cpus=1: 3 runs at once have 2 CPU"),
+        ("client-resources-num-gpus=1", (2, 3), "num-gpus=1: too much for each of 3 runs at once"),
+    ):
+        with pytest.raises(ConfigError, match=wrong):
+            Resources.of([text], part)
     for text, wrong in (
         ("client-resources-num-gpus=3", "this machine has 2"),
         ("client-resources-num-gpus=1.5", "above 1 it must be a whole number"),

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +22,7 @@ from results.experiment import Claim, Data, Experiment, PlannedRun, Verdict, sel
 from results.fit import Fit, Trial, baselines
 from results.history import ClientRound, History, Round, Scores, Traffic
 from results.measured import GLOBAL_MODEL, READINGS, Accuracies, MeasuredRun, Records, thin_curve
-from results.runs import LocalEngine, Runs, RunSpec, commit
+from results.runs import Job, LocalEngine, Runs, RunSpec, commit, run_missing
 from results.tables import ExperimentResults
 from server_app.settings import read_config
 from server_app.setup import check_run
@@ -779,3 +780,59 @@ def test_what_was_interrupted_goes_on(env: dict[str, str], tmp_path: Path) -> No
     (run,) = json.loads((tmp_path / "out" / "real.json").read_text())["runs"]
     assert (run["status"], run["resumed"]) == ("done", 1)
     assert re.search(r"One \| IID \| seed 0: \d+\.\d\d %", third.stdout)
+
+
+@pytest.mark.thorough
+def test_runs_at_the_same_time_have_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    keys = {"method": "fedper", "rounds": 3, "local-epochs": 2, "participation": 0.5}
+    # The first two want the same run, and the last one cannot be made.
+    specs = [
+        RunSpec(keys | more, "num-supernodes=4 init-args-num-cpus=2") for more in ({"seed": s} for s in (0, 0, 1, 2))
+    ]
+    specs.append(RunSpec(keys, "num-supernodes=4 init-args-num-cpus=1"))
+
+    def made(at_once: int) -> tuple[list[Any], dict[str, str], list[int]]:
+        runs, begun = Runs(ROOT, tmp_path / str(at_once), check_run, LocalEngine(ROOT, at_once=at_once)), list[int]()
+        jobs = [Job(spec, "", lambda run: "") for spec in specs]
+
+        def finished() -> None:
+            begun.append(len(list((tmp_path / str(at_once)).rglob("config.json"))))
+
+        failed = run_missing(runs, jobs, keep_models=False, finished=finished)
+        outcomes = [runs.outcome(spec) for spec in specs]
+        return [o and [r.accuracy().mean for r in o.run.history.rounds] for o in outcomes], failed, begun
+
+    (numbers, failed, begun), (alone, none, one_by_one) = made(2), made(1)
+    assert numbers[:4] == alone[:4]
+    assert None not in numbers[:4]
+    assert numbers[2] != numbers[3]
+    assert (begun[0] > 1, len(begun), one_by_one) == (True, 3, [1, 2, 3, 4])
+    (reason,) = failed.values()
+    assert "2 runs at once have 1 CPU(s) in all" in reason
+    assert not none
+
+
+@pytest.mark.thorough
+def test_runs_at_the_same_time_are_stopped_and_go_on(env: dict[str, str], tmp_path: Path) -> None:
+    rows = [{"name": name, "config": {"method": name}, "reported": [50]} for name in ("fedper", "pfakd", "fedavg")]
+    file = real(tmp_path, rounds=12, rows=rows, claims=[])
+    reproduce = command(file, "-c", "local-epochs=20 checkpoint-every=1", "--jobs", "2")
+    reproduce += ["--federation-config", "init-args-num-cpus=2"]
+    first = subprocess.Popen(reproduce, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+
+    def histories() -> list[int]:
+        return [path.read_bytes().count(b"\n") for path in tmp_path.rglob("history.jsonl")]
+
+    until(lambda: [n > 2 for n in histories()] == [True] * 2 or first.poll() is not None, "no two runs")
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(PATIENCE) == 130
+    for started in list(tmp_path.rglob("config.json")):
+        with (started.parent / ".lock").open("a") as lock:
+            until(partial(unlocked, lock), "a run does not stop")
+    assert max(histories()) < 12
+    second = subprocess.run(reproduce, env=env, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
+    assert second.returncode == 0, second.stderr
+    assert histories() == [12] * 3
+    runs = json.loads((tmp_path / "out" / "real.json").read_text())["runs"]
+    assert sorted(run["resumed"] for run in runs) == [0, 1, 1]
