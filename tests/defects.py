@@ -2042,9 +2042,9 @@ DEFECTS: list[Defect] = [
             EVIDENCE,
         ),
         (
-            "the picture shows the first row that runs the paper's method",
-            "for row in reversed(experiment.rows) if experiment.is_own",
-            "for row in experiment.rows if experiment.is_own",
+            "runs of fewer rounds are at full size",
+            '"all samples" if "rounds" in self.results.other_keys else "full size"',
+            '"full size"',
             EVIDENCE,
         ),
         (
@@ -2094,6 +2094,12 @@ DEFECTS: list[Defect] = [
             EXPERIMENTS,
         ),
         ("a tie is a lead", "or lead == claim.by == 0}", "}", EXPERIMENTS),
+        (
+            "the picture shows the first row that runs the paper's method",
+            "running[-1] if running",
+            "running[0] if running",
+            EXPERIMENTS,
+        ),
         ("a claim's least margin is ignored", "if lead < claim.by or", "if lead < 0 or", EXPERIMENTS),
         ("a lead is compared in binary", "round(ours - theirs, 6)", "ours - theirs", EXPERIMENTS),
         (
@@ -2150,10 +2156,29 @@ DEFECTS: list[Defect] = [
         ),
         (
             "the engine's process has native kernels",
-            "importing_from(self._app) | self._variables",
+            "importing_from(self._app) | variables(kernels)",
             "importing_from(self._app)",
             VERIFY,
         ),
+        (
+            "a run that two tables want is made twice",
+            "wanted.setdefault(runs.folder(job.spec).name, [])",
+            "wanted.setdefault(str(id(job)), [])",
+            EXPERIMENTS,
+        ),
+        ("the other runs are not told that this one was stopped", "stopped.set()", "pass", EXPERIMENTS),
+        (
+            "runs at the same time wait for each other",
+            "ThreadPoolExecutor(runs.engine.at_once)",
+            "ThreadPoolExecutor(1)",
+            EXPERIMENTS,
+        ),
+    ),
+    *_of(
+        "engine",
+        "common/resources.py",
+        ("each of several runs takes all CPUs", "own = total // runs + (place < total % runs)", "own = total", ENGINE),
+        ("each of several runs takes the same GPU", "[place::runs]", "[::runs]", ENGINE),
     ),
     *_of(
         "evidence",
