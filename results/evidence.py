@@ -108,8 +108,9 @@ class TableResult:
     @property
     def size(self) -> str:
         """At which size the runs were made."""
-        whole = "all samples" if "rounds" in self.results.other_keys else "full size"
-        size = whole if self.results.scale == 1 else f"scale {self.results.scale:g}"
+        others = self.results.other_keys.keys() & {"rounds", "max-samples"}
+        whole = {0: "full size", 1: "all samples" if "rounds" in others else "all rounds", 2: "another size"}
+        size = whole[len(others)] if self.results.scale == 1 else f"scale {self.results.scale:g}"
         return size + (f", {self.variant}" if self.variant else "")
 
     def margin(self, row: str, rivals: Iterable[str], column: str) -> Margin | None:

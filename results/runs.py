@@ -79,6 +79,12 @@ class Engine(Protocol):
 
     at_once: int
 
+    def expect(self, runs: int) -> None:
+        """Make no more than so many runs at a time, to be called while none is made: there are no more.
+
+        Those that share a machine then get larger parts of it.
+        """
+
     def check(self) -> None:
         """Check that runs can be made here.
 
@@ -125,11 +131,19 @@ class LocalEngine:
     """
 
     def __init__(self, app: Path, kernels: str = NATIVE, at_once: int = 1) -> None:
-        self._app, self.at_once = app.resolve(), at_once
-        environment = importing_from(self._app) | variables(kernels)
-        self._processes = [_EngineProcess(environment, (number, at_once)) for number in range(at_once)]
+        self._app, self._most = app.resolve(), at_once
+        self._environment = importing_from(self._app) | variables(kernels)
+        self._processes: list[_EngineProcess] = []
         # The one that ran last is warm.
         self._free = queue.LifoQueue[_EngineProcess]()
+        self.expect(at_once)
+
+    def expect(self, runs: int) -> None:
+        """Divide the machine among so many runs at most; see ``Engine``."""
+        self.at_once = max(1, min(self._most, runs))
+        self.close()
+        self._free = queue.LifoQueue()
+        self._processes = [_EngineProcess(self._environment, (i, self.at_once)) for i in range(self.at_once)]
         for process in reversed(self._processes):
             self._free.put(process)
 
@@ -190,10 +204,11 @@ class _EngineProcess:
             self.close()
         finally:
             if not over:
-                self.close()
+                # At once: this program may be interrupted once more, and end before it has told the run to stop.
+                self.close(patience=0.0)
 
-    def close(self) -> None:
-        """End the process, and what it runs in good order."""
+    def close(self, patience: float = 0.5) -> None:
+        """End the process, and what it runs in good order; one that runs nothing has so many seconds to end itself."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -201,7 +216,7 @@ class _EngineProcess:
             process.stdin.close()  # type: ignore[union-attr]
         try:
             # Without input it ends by itself once it runs nothing.
-            process.wait(0.5)
+            process.wait(patience)
         except subprocess.TimeoutExpired:
             process.terminate()
             process.wait()
@@ -229,6 +244,9 @@ class RayEngine:
     """
 
     at_once = 1
+
+    def expect(self, runs: int) -> None:
+        """Do nothing; see ``Engine``."""
 
     def __init__(self, app: Path, superlink: str = "") -> None:
         self._app, self._superlink = app, superlink
@@ -435,11 +453,16 @@ class Runs:
             "config": {k: v for k, v in self.config(spec).items() if k not in PLACES},
             "federation-config": spec.federation,
             "commit": commit(self._app),
-            "machine": machine() | _portable(config),
+            "machine": self._machine() | _portable(config),
             "started": config.get("started"),
             "resumed": len(config.get("resumed", [])),
             "versions": config.get("versions"),
         }
+
+    def _machine(self) -> dict[str, Any]:
+        """Return this machine, with the CPUs that a run has at least."""
+        found = machine()
+        return found | {"cpus": max(1, found["cpus"] // self.engine.at_once)}
 
 
 @dataclass(frozen=True)
@@ -484,6 +507,7 @@ def run_missing(
     missing = [job for job in jobs if not runs.done(job.spec)]
     if missing:
         runs.engine.check()
+    runs.engine.expect(len({runs.folder(job.spec) for job in missing}))
     # Those that cannot run come first: they say why at once, not after hours of the others.
     missing.sort(key=lambda job: not runs.check(job.spec))
     wanted: dict[str, list[Job]] = {}
@@ -500,6 +524,8 @@ def run_missing(
 
         def make(name: str) -> str:
             job = wanted[name][0]
+            if runs.done(job.spec):  # another program has made it since
+                return ""
             rounds = int(runs.config(job.spec)["rounds"])
             own = progress.add_task(job.label, total=rounds, left="")
 
@@ -573,12 +599,20 @@ def commit(app: Path) -> str:
     """
     git = ["git", "-C", str(app)]
     try:
-        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
+        # In sessions of their own: what interrupts this program must not end them, which would read as no commit.
+        head = subprocess.run(
+            [*git, "rev-parse", "--short=12", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=False,
+            start_new_session=True,
+        )
     except FileNotFoundError:
         return ""
     if head.returncode:
         return ""
-    same = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", ":(exclude)docs"], check=False)
+    different = [*git, "diff", "--quiet", "HEAD", "--", ".", ":(exclude)docs"]
+    same = subprocess.run(different, check=False, start_new_session=True)
     return head.stdout.strip() + ("-dirty" if same.returncode else "")
 
 

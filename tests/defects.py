@@ -2043,8 +2043,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "runs of fewer rounds are at full size",
-            '"all samples" if "rounds" in self.results.other_keys else "full size"',
-            '"full size"',
+            '1: "all samples" if "rounds" in others else "all rounds"',
+            '1: "full size"',
             EVIDENCE,
         ),
         (

@@ -241,6 +241,14 @@ def test_runs_with_other_keys_are_known_by_their_configs(tmp_path: Path) -> None
     path = write(tmp_path, keys={"rounds": 30, "momentum": 0.5})
     evidence = Evidence.read(tmp_path, place, ROOT)
     assert {line[2].split("; ")[0] for line in rows(evidence)} == {"all samples, with other momentum, rounds"}
+    for keys, size in (
+        ({"max-samples": 500}, "all rounds, with other max-samples"),
+        ({"rounds": 30, "max-samples": 500}, "another size, with other max-samples, rounds"),
+        ({"momentum": 0.5}, "full size, with other momentum"),
+    ):
+        write(tmp_path, keys=keys)
+        assert {line[2].split("; ")[0] for line in rows(Evidence.read(tmp_path, place, ROOT))} == {size}
+    write(tmp_path, keys={"rounds": 30, "momentum": 0.5})
     assert evidence.summary().endswith("at full size none is judged; scaled down none is judged.")
     (result,) = evidence.results
     page = result.results.markdown().splitlines()
