@@ -15,10 +15,13 @@ BLOCKS = "distillation"
 
 @dataclass(frozen=True, kw_only=True)
 class FedCPDParameters:
-    """``distill``, ``align`` and ``contrast`` are switches; ``alpha`` weighs the alignment, ``beta`` the contrast,
-    ``gamma`` the distillation; ``tau`` is the temperature of the contrast, ``fusion_width`` the channels of fused maps.
+    """``every_batch``: head and extractor take turns on every batch; else the head is trained for ``local-epochs``, and
+    then the extractor. ``distill``, ``align`` and ``contrast`` are switches; ``alpha`` weighs the alignment, ``beta``
+    the contrast, ``gamma`` the distillation; ``tau`` is the temperature of the contrast, ``fusion_width`` the channels
+    of fused maps.
     """
 
+    every_batch: bool
     distill: bool
     align: bool
     contrast: bool

@@ -747,6 +747,12 @@ DEFECTS: list[Defect] = [
     *_of(
         "methods",
         "client_app/methods/fedcpd.py",
+        (
+            "key fedcpd.every-batch is ignored",
+            "if self.parameters.every_batch:",
+            "if True:",
+            f"{KEYS}::test_a_round_goes_so_often_through_the_data",
+        ),
         ("FedCPD: alpha is ignored", "loss + own.alpha * alignment", "loss + alignment", f"{LOSSES}::test_fedcpd"),
         ("FedCPD: beta is ignored", "loss + own.beta * contrast", "loss + contrast", f"{LOSSES}::test_fedcpd"),
         (

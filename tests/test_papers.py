@@ -205,12 +205,15 @@ def test_shapes_of_teacher_and_student_meet() -> None:
     assert [m.shape for m in student] == [m.shape for m in teacher]
 
 
-def test_fedcpd_with_all_off_is_fedrep_alternating_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = write_images(tmp_path / "data", 3)
+@pytest.mark.parametrize("turns", [True, False])
+def test_fedcpd_with_all_off_is_fedrep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: bool) -> None:
+    keys = write_images(tmp_path / "data", 3) | {"local_epochs": 2}
     off: dict[str, Any] = {"fedcpd__distill": False, "fedcpd__align": False, "fedcpd__contrast": False}
+    keys["fedcpd__every_batch"] = turns
     fedcpd = federate(tmp_path / "runs", 3, method="fedcpd", **keys, **off)
     monkeypatch.setattr(FedRep, "weighted", False)
-    assert equal(fedcpd, federate(tmp_path / "runs", 3, method="fedrep", fedrep__every_batch=True, **keys))
+    own: dict[str, Any] = {"fedrep__every_batch": turns, "fedrep__head_epochs": 2}
+    assert equal(fedcpd, federate(tmp_path / "runs", 3, method="fedrep", **keys, **own))
     for switch in off:
         on = federate(tmp_path / "runs", 3, method="fedcpd", **keys, **(off | {switch: True}))
         assert not equal(fedcpd, on), switch

@@ -49,7 +49,7 @@ class FedCPD(FloretClient):
         super().receive()
 
     def train(self) -> float:
-        """Step the head, then extractor and blocks, on every batch (Algorithm 1, lines 5-16)."""
+        """Train head, then extractor and blocks, in turns on every batch or of epochs (Algorithm 1, lines 5-16)."""
         self._prototypes = self.known_prototypes(self.received)
         # Asked once a round: in the loss it would make every batch wait for a GPU.
         self._any_known = bool(self._prototypes[1].any())
@@ -61,7 +61,11 @@ class FedCPD(FloretClient):
             if self._teacher is not None:
                 teacher, blocks = self._teacher, copy.deepcopy(self._blocks).requires_grad_(False)
                 self._targets = self.cached_teacher(lambda x: blocks.teacher(teacher.stages(x)[1]))
-        return self.run_alternating(self.config.local_epochs, [Phase(head, super().loss), Phase(extractor, self.loss)])
+        epochs = self.config.local_epochs
+        if self.parameters.every_batch:
+            return self.run_alternating(epochs, [Phase(head, super().loss), Phase(extractor, self.loss)])
+        self.run_epochs(epochs, head, super().loss)
+        return self.run_epochs(epochs, extractor)
 
     def loss(self, batch: Batch) -> Tensor:
         """Return ``CE + alpha * align + beta * contrast + gamma * distillation`` (Algorithm 1, line 12).
