@@ -70,6 +70,7 @@ class Row:
         clients: their number; None for that of the column or the table.
         missing: why Floret cannot run the row; empty if it can.
         when: ``before`` for rows that measure a global model, which is what a client has before training.
+        baseline: a rival, though run by the method of the paper with its parts off.
         reported, spread: percent, one a column; None where the paper prints none.
     """
 
@@ -78,6 +79,7 @@ class Row:
     clients: int | None
     missing: str
     when: str
+    baseline: bool
     reported: Numbers
     spread: Numbers
 
@@ -319,7 +321,7 @@ class Experiment:
 
     def is_own(self, row: str) -> bool:
         """Return whether a row runs the paper's own method."""
-        return next(_method(self.config, r) for r in self.rows if r.name == row) == self.own
+        return next(_runs(self.own, self.config, r) for r in self.rows if r.name == row)
 
     def reported(self) -> CellNumbers:
         """Return the paper's numbers, each as that of a seed 0; nothing where it prints none."""
@@ -447,6 +449,10 @@ def _method(config: Mapping[str, Any], row: Row) -> str:
     return str({**config, **row.config}.get("method", ""))
 
 
+def _runs(own: str, config: Mapping[str, Any], row: Row) -> bool:
+    return not row.baseline and _method(config, row) == own
+
+
 def _matching(pattern: str, names: Iterable[str]) -> set[str]:
     return {name for name in names if fnmatch.fnmatchcase(name.casefold(), pattern.casefold())}
 
@@ -482,7 +488,9 @@ class _Reader:
         own, methods = table.get("own", ""), {_method(table["config"], row) for row in rows}
         if own and own not in methods:
             self._fail("own", f"{own!r} is the method of no row{nearest(str(own), methods)}")
-        running = [row.name for row in rows if own and _method(table["config"], row) == own]
+        running = [row.name for row in rows if own and _runs(own, table["config"], row)]
+        if own and not running:
+            self._fail("own", f"{own!r} is run by rows with baseline: true alone; leave one without")
         headline = table.get("headline", running[-1] if running else "")
         if headline and headline not in running:
             self._fail("headline", f"{headline!r} is no row that runs own{nearest(str(headline), running)}")
@@ -511,7 +519,7 @@ class _Reader:
         )
 
     def _row(self, item: Any, key: str, columns: int, when: str) -> Row:
-        known = {"name", "config", "clients", "missing", "when", "reported", "spread"}
+        known = {"name", "config", "clients", "missing", "when", "baseline", "reported", "spread"}
         table = self._table(item, key, known, {"name", "reported"})
         if ("missing" in table) == ("config" in table):
             self._fail(key, "needs either config or missing")
@@ -521,6 +529,7 @@ class _Reader:
             self._own_clients(table, key),
             self._text(table["missing"], f"{key}.missing") if "missing" in table else "",
             self._when(table.get("when", when), f"{key}.when"),
+            self._switch(table.get("baseline", False), f"{key}.baseline"),
             self._numbers(table["reported"], f"{key}.reported", columns),
             self._numbers(table.get("spread", [None] * columns), f"{key}.spread", columns),
         )
@@ -562,6 +571,11 @@ class _Reader:
         if value not in ("before", "after"):
             self._fail(key, "must be before or after")
         return str(value)
+
+    def _switch(self, value: Any, key: str) -> bool:
+        if not isinstance(value, bool):
+            self._fail(key, "must be true or false")
+        return value
 
     def _table(self, value: Any, key: str, known: set[str], needed: set[str]) -> dict[str, Any]:
         if not isinstance(value, dict):

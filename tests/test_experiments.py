@@ -513,6 +513,29 @@ def test_the_headline_is_a_row_that_runs_the_papers_own_method(tmp_path: Path) -
             read(tmp_path, **table, **keys, headline="Three")
 
 
+def test_a_rival_may_run_the_papers_own_method_with_its_parts_off(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"name": name, "config": {"method": "ua-pdfl"}, "reported": [80]} for name in ("Proposed", "FedPer")
+    ]
+    table = {"rows": rows, "columns": [{"name": "A", "config": {}}], "claims": [], "own": "ua-pdfl"}
+    assert read(tmp_path, **table).headline == "FedPer"
+    rows[1]["baseline"] = True
+    experiment = read(tmp_path, **table)
+    assert experiment.headline == "Proposed"
+    assert [row.name for row in experiment.rows if experiment.is_own(row.name)] == ["Proposed"]
+    assert [
+        place.row for place in baselines(experiment, experiment.planned_runs([0], 1, Data("", {}, False), "", {}))
+    ] == ["FedPer"]
+    with pytest.raises(ConfigError, match="headline: 'FedPer' is no row that runs own"):
+        read(tmp_path, **table, headline="FedPer")
+    rows[0]["baseline"] = "yes"
+    with pytest.raises(ConfigError, match=r"rows\[0\].baseline: must be true or false"):
+        read(tmp_path, **table)
+    rows[0]["baseline"] = True
+    with pytest.raises(ConfigError, match="own: 'ua-pdfl' is run by rows with baseline: true alone; leave one without"):
+        read(tmp_path, **table)
+
+
 def test_a_claim_is_judged_column_by_column(tmp_path: Path) -> None:
     claims = [
         {"text": "best", "higher": "Two", "than": ["One", "Three"]},
