@@ -575,7 +575,7 @@ class _Reader:
     def _switch(self, value: Any, key: str) -> bool:
         if not isinstance(value, bool):
             self._fail(key, "must be true or false")
-        return value
+        return value is True
 
     def _table(self, value: Any, key: str, known: set[str], needed: set[str]) -> dict[str, Any]:
         if not isinstance(value, dict):
