@@ -12,7 +12,7 @@ class FedProtoParameters:
     """``lambda_``: weight of the alignment; ``inference``: what a client predicts with."""
 
     lambda_: float = between(0)
-    inference: str = choice("prototype", "head")
+    inference: str = choice("prototype", "own-prototype", "head")
 
 
 class FedProto(FloretStrategy):

@@ -738,6 +738,12 @@ DEFECTS: list[Defect] = [
             f"{KEYS}::test_fedproto_predicts_by_what_inference_says",
         ),
         (
+            "FedProto: own-prototype is prototype",
+            'if self.parameters.inference == "own-prototype":',
+            "if False:",
+            f"{KEYS}::test_fedproto_may_predict_among_its_own_classes_alone",
+        ),
+        (
             "FedProto predicts by the head until all classes are known: all in the place of any",
             "or not known.any():",
             "or not known.all():",

@@ -571,6 +571,20 @@ def test_fedproto_predicts_by_what_inference_says(tmp_path: Path) -> None:
         assert (client.serving() is client.model) == (inference == "head")
 
 
+def test_fedproto_may_predict_among_its_own_classes_alone(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"partition": "pathological", "classes_per_client": 2, "max_samples": 400}
+    for inference, all_ten in (("prototype", True), ("own-prototype", False)):
+        outcome = federate(tmp_path, 5, method="fedproto", fedproto__inference=inference, **keys)
+        client = standing(outcome.grid.contexts[1000], last_train(outcome))
+        client.receive()
+        own = set(client.data.train.y.tolist())
+        global_classes = {int(name.split(".")[1]) for name in client.received}
+        assert own < global_classes
+        scores = client.serving()(normalise(client.data.train.x))
+        assert len(own) == 2
+        assert set(torch.isfinite(scores).nonzero()[:, 1].tolist()) == (global_classes if all_ten else own)
+
+
 def test_ua_pdfl_asks_by_the_divergence_of_the_key(tmp_path: Path) -> None:
     outcome = federate(tmp_path, 4, method="ua-pdfl", rounds=2, ua_pdfl__client_dropout=False, ua_pdfl__n_com=2)
     message = next(m for m in reversed(outcome.grid.messages) if m.metadata.message_type == "query.plan")

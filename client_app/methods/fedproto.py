@@ -14,7 +14,8 @@ from strategies.fedproto import FedProtoParameters
 class FedProto(FloretClient):
     """Keeps its whole model; receives and sends ``prototype.<class>``, each (features,) float32.
 
-    It predicts the class of the nearest global prototype (equation 9), or with the head: ``inference``.
+    It predicts the class of the nearest global prototype (equation 9), of all classes or of those that it trains on, or
+    with the head: ``inference``.
     """
 
     parameters: FedProtoParameters
@@ -42,6 +43,8 @@ class FedProto(FloretClient):
     def serving(self) -> nn.Module:
         """Return the model that predicts by the nearest prototype, or by the head while there are no prototypes."""
         prototypes, known = self.known_prototypes(self.memory)
+        if self.parameters.inference == "own-prototype":
+            known = known & (self.data.train.y.bincount(minlength=len(known)) > 0)
         # ``any`` waits for a GPU; this is called once for each split that is measured, not for its batches.
         if self.parameters.inference == "head" or not known.any():
             return super().serving()
