@@ -739,7 +739,7 @@ DEFECTS: list[Defect] = [
         ),
         (
             "FedProto: own-prototype is prototype",
-            'if self.parameters.inference == "own-prototype":',
+            'if self.parameters.inference == "own-prototype" and CLASSES in self.memory:',
             "if False:",
             f"{KEYS}::test_fedproto_may_predict_among_its_own_classes_alone",
         ),

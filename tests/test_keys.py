@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,6 +21,8 @@ from client_app.app import Request
 from client_app.batches import Batch, normalise
 from client_app.client import MEMORY, MODEL
 from client_app.methods.ua_pdfl import divergence
+from client_app.serving import load_personal
+from client_app.state import FileStore
 from common.config import keys_of
 from common.errors import DataError, FloretError
 from common.run_config import default_config
@@ -583,6 +585,10 @@ def test_fedproto_may_predict_among_its_own_classes_alone(tmp_path: Path) -> Non
         scores = client.serving()(normalise(client.data.train.x))
         assert len(own) == 2
         assert set(torch.isfinite(scores).nonzero()[:, 1].tolist()) == (global_classes if all_ten else own)
+        # A node that serves has no training data. The last state is of after the training.
+        trained = standing(outcome.grid.contexts[1000], last_train(outcome)).serving()(normalise(client.data.test.x))
+        served = load_personal(cast(FileStore, Request(outcome.grid.contexts[1000]).store)).scores(client.data.test.x)
+        assert torch.allclose(served, trained, atol=1e-5)
 
 
 def test_ua_pdfl_asks_by_the_divergence_of_the_key(tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ from client_app.prototypes import alignment_loss
 from models import SplitModel
 from strategies.fedproto import FedProtoParameters
 
+# The classes of the training split, (classes,) bool, in the client's memory.
+CLASSES = "classes"
+
 
 class FedProto(FloretClient):
     """Keeps its whole model; receives and sends ``prototype.<class>``, each (features,) float32.
@@ -21,8 +24,10 @@ class FedProto(FloretClient):
     parameters: FedProtoParameters
 
     def receive(self) -> None:
-        """Store the global prototypes; they are part of the personal model."""
+        """Store the global prototypes, and the own classes if they count; both are part of the personal model."""
         self.memory.update(self.received)
+        if self.parameters.inference == "own-prototype":
+            self.memory[CLASSES] = self.data.train.y.bincount(minlength=self.setup.classes) > 0
 
     def train(self) -> float:
         """Train with the global prototypes, which stay fixed."""
@@ -43,8 +48,8 @@ class FedProto(FloretClient):
     def serving(self) -> nn.Module:
         """Return the model that predicts by the nearest prototype, or by the head while there are no prototypes."""
         prototypes, known = self.known_prototypes(self.memory)
-        if self.parameters.inference == "own-prototype":
-            known = known & (self.data.train.y.bincount(minlength=len(known)) > 0)
+        if self.parameters.inference == "own-prototype" and CLASSES in self.memory:
+            known = known & self.memory[CLASSES]
         # ``any`` waits for a GPU; this is called once for each split that is measured, not for its batches.
         if self.parameters.inference == "head" or not known.any():
             return super().serving()
