@@ -77,6 +77,10 @@ def main() -> None:
         _fail(str(error), 2)
     except click.ClickException as error:
         _fail(error.format_message(), 2)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _fail(f"{error.filename}: {error.strerror}; name a place that is there and that you may write to", 2)
     except click.Abort:
         _fail("interrupted", 130)
 

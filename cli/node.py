@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from cli.ranges import NumberRange
 from common.errors import FloretError
 from common.home import floret_home
 
@@ -19,13 +20,13 @@ from common.home import floret_home
 @click.option("--key", type=click.Path(path_type=Path), help="This node's private key, where the SuperLink wants one.")
 @click.option("--insecure", is_flag=True, help="No TLS: anyone on the network can read and alter what travels.")
 @click.option("--device", help="auto, cpu, cuda, cuda:1, ... instead of the run's.")
-@click.option("--max-wait", type=click.FloatRange(min=0), help="Give up after so many seconds without a SuperLink.")
+@click.option("--max-wait", type=NumberRange(min=0), help="Give up after so many seconds without a SuperLink.")
 @click.option("--keep-runs", type=click.IntRange(min=1), help="Keep the models of so many runs that came first. [8]")
 @click.option("--keep-gb", type=click.IntRange(min=1), help="For all versions of a client in a federation. [20]")
 @click.option("--policy", type=click.Path(path_type=Path), help="What may run here and leave; see floret policy.")
 @click.option(
     "--keep-warm",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     default=10.0,
     help="Minutes without a message after which PyTorch leaves memory. [10]",
 )

@@ -39,7 +39,9 @@ def policy(file: Path | None, partition: bool, run_config: tuple[str, ...]) -> N
         keys = defaults
         for text in run_config:
             keys = merged(keys, parse_run_config(text))
-        config, _, parameters = read_config(keys)
+        config, kind, parameters = read_config(keys)
+        kind.check_protects(config)
+        config.check_classes_are_given()
         permitted.check_run(config, parameters)
         kinds = kinds_sent(config, parameters)
         wrong = permitted.objection(config.method, kinds)

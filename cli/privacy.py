@@ -4,13 +4,14 @@ from pathlib import Path
 
 import click
 
+from cli.ranges import NumberRange
 from common.home import floret_home
 
 
 @click.command()
 @click.option("--client-name", help="Of this client only.")
 @click.option("--state-dir", type=click.Path(path_type=Path), help="As of floret node. [default: ~/.floret/state]")
-@click.option("--delta", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=1e-5, show_default=True)
+@click.option("--delta", type=NumberRange(0, 1, min_open=True, max_open=True), default=1e-5, show_default=True)
 @click.option("--lines", is_flag=True, help="Every line of the ledgers.")
 def privacy(client_name: str | None, state_dir: Path | None, delta: float, lines: bool) -> None:
     """Show what the clients of this device have spent on differential privacy, over all their runs.

@@ -60,8 +60,7 @@ def run(engine: str, kernels: str, arguments: tuple[str, ...]) -> None:
         trackers_of(config)  # refuses one whose package is not installed
     use_own_commands()
     # In one option: of several, Flower keeps only the last table of a method.
-    together = [text for text in texts if text.endswith(".toml")] or [" ".join(texts)] if texts else []
-    os.execvp("flwr", ["flwr", "run", *rest, *(part for text in together for part in ("--run-config", text))])
+    os.execvp("flwr", ["flwr", "run", *rest, *(("--run-config", " ".join(texts)) if texts else ())])
 
 
 def _run_here(arguments: tuple[str, ...], kernels: str) -> NoReturn:

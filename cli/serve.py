@@ -75,7 +75,8 @@ def predict(source: Path, output: Path | None, **which: Any) -> None:
 def export(output: Path, **which: Any) -> None:
     """Write a client's personal model as one file that needs no Floret.
 
-    A name in .pt2 gives a torch.export program, one in .onnx an ONNX model (pip install 'floret[onnx]').
+    A name in .pt2 gives a torch.export program, one in .onnx an ONNX model (in Floret's folder: pip
+    install '.[onnx]').
     """
     kinds = {".pt2": "export", ".onnx": "export_onnx"}
     if output.suffix not in kinds:

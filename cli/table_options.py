@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.engines import engine_options, jobs_option, kernels_option
+from cli.ranges import NumberRange
 from common.errors import FloretError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 _OPTIONS = (
     click.option(
-        "--scale", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Part of rounds and samples to run."
+        "--scale", type=NumberRange(0, 1, min_open=True), default=1.0, help="Part of rounds and samples to run."
     ),
     click.option(
         "--seeds", type=click.IntRange(1), default=1, show_default=True, help="Run seeds 0 to this number - 1."

@@ -115,7 +115,7 @@ class Personal:
         try:
             import onnxscript  # noqa: F401 - torch.onnx needs it and says so less clearly
         except ImportError as error:
-            raise FloretError("ONNX needs an extra: pip install 'floret[onnx]'") from error
+            raise FloretError("ONNX needs an extra; in Floret's folder: pip install '.[onnx]'") from error
         # Silences its optimizer's notes on what it skips.
         logging.getLogger("onnxscript").setLevel(logging.ERROR)
         logging.getLogger("onnx_ir").setLevel(logging.ERROR)

@@ -21,9 +21,11 @@ Check = Callable[[Any], str | None]
 
 
 def between(low: float, high: float = float("inf"), *, above: bool = False) -> Any:
-    """Declare a number in [low, high], or in (low, high] with ``above``."""
+    """Declare a finite number in [low, high], or in (low, high] with ``above``."""
 
     def check(value: float) -> str | None:
+        if value == float("inf") and high == value:
+            return "must be a finite number"
         fine = (low < value if above else low <= value) and value <= high
         upper = "" if high == float("inf") else f" and at most {high:g}"
         return None if fine else f"must be {'above' if above else 'at least'} {low:g}{upper}"
@@ -48,6 +50,12 @@ def one_of(value: str, names: Iterable[str]) -> str | None:
     if value in names:
         return None
     return f"must be one of {', '.join(names)}{nearest(value, names)}"
+
+
+def device_name(value: str) -> str | None:
+    """Return None if ``value`` can name a device, here or on another machine, else what it must be."""
+    fine = re.fullmatch(r"auto|cpu|(cuda|mps|xpu)(:\d+)?", value)
+    return None if fine else "must be auto, cpu, or an accelerator like cuda or cuda:1"
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -232,7 +240,7 @@ class RunConfig:
     lr_decay: float = between(0, 1, above=True)
     momentum: float = between(0, 0.9999)
     weight_decay: float = between(0)
-    device: str
+    device: str = field(metadata={"check": device_name})
     precision: str = choice("float32", "bfloat16", "auto")
     threads: int = between(1)
     output_dir: str = field(metadata={"check": absolute_path})

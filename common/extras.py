@@ -12,4 +12,6 @@ def require(package: str, extra: str, what: str) -> None:
         FloretError: it is not; names the extra that brings it.
     """
     if find_spec(package) is None:
-        raise FloretError(f"{what}: the package {package} is not installed here; pip install 'floret[{extra}]'")
+        raise FloretError(
+            f"{what}: the package {package} is not installed here; in Floret's folder: pip install '.[{extra}]'"
+        )

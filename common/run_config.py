@@ -21,7 +21,7 @@ def parse_run_config(text: str) -> dict[str, Any]:
     """
     try:
         if text.endswith(".toml"):
-            return flat(tomllib.loads(Path(text).expanduser().read_text(encoding="utf-8")))
+            return flat(tomllib.loads(_read(text)))
         left = PAIR.sub("", text).split()
         if left:
             raise ConfigError(f"run config {text!r}: {left[0]!r} is not key=value, without blanks around the '='")
@@ -33,8 +33,23 @@ def parse_run_config(text: str) -> dict[str, Any]:
         raise ConfigError(f"run config {text!r} cannot be read ({error}); it must be like {example}") from error
 
 
+def _read(file: str) -> str:
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except (UnicodeDecodeError, RuntimeError) as error:
+        raise ConfigError(f"run config {file}: {error}; it must be a TOML file in UTF-8") from error
+
+
 def parse_run_configs(texts: Iterable[str]) -> dict[str, Any]:
-    """Return the keys of several ``--run-config``, the last one of a key; errors as of ``parse_run_config``."""
+    """Return the keys of several ``--run-config``, the last one of a key.
+
+    Raises:
+        ConfigError: as of ``parse_run_config``; or a TOML file is not the only one, which `flwr run` refuses.
+    """
+    texts = list(texts)
+    file = next((text for text in texts if text.endswith(".toml")), "")
+    if file and len(texts) > 1:
+        raise ConfigError(f"run config {file}: a TOML file must be the only --run-config; write the other keys into it")
     keys: dict[str, Any] = {}
     for text in texts:
         keys |= parse_run_config(text)
@@ -59,7 +74,7 @@ def default_config(app: Path) -> dict[str, Any]:
     try:
         project = tomllib.loads(file.read_text(encoding="utf-8"))
         return flat(project["tool"]["flwr"]["app"]["config"])
-    except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
+    except (OSError, KeyError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{file} is not that of a Flower app with a run config; start in Floret's folder") from error
 
 

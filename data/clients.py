@@ -281,7 +281,9 @@ def _check_own_files(folder: Path, num_clients: int | None) -> None:
     train = folder / "train"
     names = entries(train) if is_dir(train) else []
     present = [path for path in names if path.suffix == ".npz" and path.stem.isdecimal()]
-    clients = num_clients if num_clients is not None else max(len(present), 1)
+    if num_clients is None and not present:
+        raise DataError(f"{folder} has none of the {_OWN}")
+    clients = num_clients if num_clients is not None else len(present)
     for i in range(clients):
         for path in _own_files(folder, i):
             if not is_file(path):

@@ -394,7 +394,7 @@ class Data:
         for text in places:
             name, _, path = text.rpartition("=")
             if name and name not in SIZES:
-                raise ConfigError(f"--data {text}: {name!r} is not a dataset of experiments{nearest(name, SIZES)}")
+                raise ConfigError(f"--data {text}: {name!r} must be one of {', '.join(SIZES)}{nearest(name, SIZES)}")
             place = str(Path(path).expanduser().resolve())
             if name:
                 single[name] = place

@@ -273,6 +273,8 @@ def loaded(path: Path, window: int | None = None) -> tuple[Json, list[tuple[Json
         return content, [(entry, _loaded(entry, content)) for entry in content["runs"] if "accuracy" in entry]
     except FileNotFoundError:
         return {}, []
+    except NotADirectoryError as error:
+        raise FloretError(f"{path}: {path.parent} is not a folder; name one") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise FloretError(f"{path}: is no file of results ({type(error).__name__}: {error}); move it") from error
 

@@ -13,7 +13,7 @@ from cli.run import federation_configs, split_arguments
 from common.config import Privacy, RunConfig, key_of
 from common.errors import ConfigError
 from common.local_superlink import simulated_clients
-from common.run_config import default_config, parse_run_config
+from common.run_config import default_config, parse_run_config, parse_run_configs
 from common.yamlfile import read_yaml
 from results.page import write_sweep_page
 from results.sweep import combinations, markdown, rows, table_row
@@ -33,6 +33,8 @@ from tests.harness import ROOT, run_config
             "model = 'cnn': must be one of mlp, cnn2, cnn3, cnn5, cnn5-bn, cnn5-wide, cnn5-wide-bn, resnet18",
         ),
         ({"alpha": 0.0}, "alpha = 0.0: must be above 0"),
+        ({"lr": float("inf")}, "lr = inf: must be a finite number"),
+        ({"device": "tpu"}, "device = 'tpu': must be auto, cpu, or an accelerator like cuda or cuda:1"),
         ({"alpha": -1}, "alpha = -1: must be above 0"),
         ({"participation": 1.5}, "participation = 1.5: must be above 0 and at most 1"),
         ({"rounds": 0}, "rounds = 0: must be at least 1"),
@@ -94,6 +96,12 @@ def test_run_config_is_read_as_flower_reads_it(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('method = "fedper"\n[pfakd]\nbeta = 3.0\n')
     assert parse_run_config(str(file)) == {"method": "fedper", "pfakd.beta": 3.0}
+    with pytest.raises(ConfigError, match=f"run config {file}: a TOML file must be the only --run-config"):
+        parse_run_configs([str(file), "seed=1"])
+    file.write_bytes('name = "M\xfcller"'.encode("latin-1"))
+    for place in (str(file), "~nobody-has-this-name/run.toml"):
+        with pytest.raises(ConfigError, match=r"run\.toml: .*; it must be a TOML file in UTF-8"):
+            parse_run_config(place)
     arguments = ["app", "--stream", "-c", "seed=1", "gpu", "--federation-config", "x=1", "--run-config=rounds=3"]
     assert split_arguments(arguments) == (
         ["app", "gpu"],
@@ -129,6 +137,42 @@ def test_floret_run_tells_a_mistake_before_anything_starts(
     said = capfd.readouterr().err
     assert said.startswith(line)
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ["fit", "experiments/pfakd-table1.yaml", "--no-run", "--grid", "lr=[0.1]"],
+            "FILE/y is not a folder; name one",
+        ),
+        (["reproduce", "experiments/pfakd-table1.yaml", "--no-run"], "FILE/y is not a folder; name one"),
+        (["sweep", "--grid", "seed=[0]"], "Not a directory; name a place that is there and that you may write to"),
+        (
+            ["reproduce", "experiments/pfakd-table1.yaml", "--scale", "nan"],
+            "'--scale': nan is not in the range 0<x<=1.",
+        ),
+        (["run", "-c", "FILE.toml", "-c", "seed=1"], "a TOML file must be the only --run-config"),
+    ],
+)
+def test_an_output_or_an_option_that_is_wrong_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], arguments: list[str], line: str
+) -> None:
+    file = tmp_path / "FILE"
+    file.write_text("kept")
+    (tmp_path / "FILE.toml").write_text("rounds = 1")
+    monkeypatch.chdir(ROOT)
+    arguments = [text.replace("FILE", str(file)) for text in arguments]
+    place = [] if arguments[0] == "run" else ["--output", str(file / "y")]
+    monkeypatch.setattr(sys, "argv", ["floret", *arguments, *place])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capfd.readouterr().err
+    assert said.startswith("floret: ")
+    assert line.replace("FILE", str(file)) in said
+    assert said.count("\n") == 1
+    assert file.read_text() == "kept"
 
 
 def test_the_clients_of_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -466,6 +466,12 @@ def test_the_command_says_what_is_permitted(tmp_path: Path) -> None:
     assert "it sends head" in str(done.exception)
     done = CliRunner().invoke(floret, ["policy", str(file), "-c", "local-epochs=1001"])
     assert "max-local-epochs = 1000, and local-epochs = 1001" in str(done.exception)
+    for keys, wrong in (
+        ('method="fedproto" privacy.unit="example"', "fedproto sends what has no mechanism for it"),
+        ('method="fedper" privacy.unit="example"', "num-classes = 0: with privacy.unit = 'example'"),
+    ):
+        done = CliRunner().invoke(floret, ["policy", "-c", keys])
+        assert wrong in str(done.exception)
 
 
 def test_every_tensor_has_a_kind() -> None:

@@ -197,12 +197,13 @@ def test_a_run_that_does_not_come_to_its_end_says_so(
         (
             {"tensorboard": True},
             "tensorboard",
-            "tensorboard = true: the package tensorboard is not installed here; pip install 'floret[tensorboard]'",
+            "tensorboard = true: the package tensorboard is not installed here; in Floret's folder: "
+            "pip install '.[tensorboard]'",
         ),
         (
             {"tracker": "mlflow"},
             "mlflow",
-            "tracker = 'mlflow': the package mlflow is not installed here; pip install 'floret[mlflow]'",
+            "tracker = 'mlflow': the package mlflow is not installed here; in Floret's folder: pip install '.[mlflow]'",
         ),
     ],
 )
