@@ -21,6 +21,7 @@ from cli.main import floret
 from cli.run import split_arguments
 from common.run_config import default_config, merged, parse_run_config
 from server_app.settings import read_config
+from strategies import METHODS
 from tests.conftest import BIN, PATIENCE
 from tests.harness import ROOT
 
@@ -202,6 +203,14 @@ def test_commands_are_accepted(page: str, words: list[str], tmp_path: Path, monk
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("FLORET_HOME", str(tmp_path))
     CHECKS[words[0]](words)
+
+
+def test_the_table_of_what_leaves_a_device_has_every_method() -> None:
+    text = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+    _, rest = text.split("| Method | What leaves a device in a round |")
+    table = rest.split("\n\n")[0]
+    named = [name for row in table.splitlines()[2:] for name in re.findall(r"`([\w-]+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(METHODS)
 
 
 def test_every_test_that_security_names_is_there() -> None:
