@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from cli.ranges import WholeRange
 from common.errors import FloretError, one_line
 
 CA_DAYS = 3650
@@ -28,9 +29,7 @@ _DNS_NAME = re.compile(r"(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)(\.[A
     "--host", "hosts", multiple=True, metavar="NAME_OR_IP", help="What nodes call the SuperLink by; repeatable."
 )
 @click.option("--node", "nodes", multiple=True, metavar="NAME", help="Make a key pair for this node; repeatable.")
-@click.option(
-    "--days", default=825, show_default=True, type=click.IntRange(1, 36500), help="Validity of the SuperLink's."
-)
+@click.option("--days", default=825, show_default=True, type=WholeRange(1, 36500), help="Validity of the SuperLink's.")
 @click.option("--renew", is_flag=True, help="Issue the SuperLink's certificate anew, for the same hosts.")
 def certificates(directory: Path, hosts: tuple[str, ...], nodes: tuple[str, ...], days: int, renew: bool) -> None:
     """Make what a federation with TLS and node authentication needs, in DIR.
@@ -43,7 +42,6 @@ def certificates(directory: Path, hosts: tuple[str, ...], nodes: tuple[str, ...]
             raise FloretError(f"--node {name!r}: must be letters, digits, '.', '_' and '-', and not end in .pub")
     names = [general_name(host) for host in hosts]
     try:
-        _make_folder(directory)
         done = [*_issue(directory, names, days, renew), *(_node(directory / "nodes", name) for name in nodes)]
     except OSError as error:
         raise FloretError(f"{error.filename or directory}: {error.strerror}") from error
@@ -71,6 +69,7 @@ def _issue(directory: Path, names: Sequence[x509.GeneralName], days: int, renew:
     ca, server = directory / "ca", directory / "superlink"
     if not _crt(ca).exists() and not _crt(server).exists() and not names:
         raise FloretError(f"{directory} has no certificates yet: name the SuperLink's host with --host NAME_OR_IP")
+    _make_folder(directory)
     if not _crt(ca).exists() and not _key(ca).exists():
         key = _new_key(_key(ca))
         _write(_crt(ca), _pem(_ca_certificate(key, max(days, CA_DAYS))))

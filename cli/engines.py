@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from cli.ranges import WholeRange
 from common.kernels import KERNELS, NATIVE
 
 
@@ -26,7 +27,7 @@ def jobs_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--jobs",
         "-j",
-        type=click.IntRange(1),
+        type=WholeRange(1),
         default=1,
         show_default=True,
         help="With --engine local, how many runs at a time; they share CPUs and GPUs in equal parts.",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from cli.ranges import NumberRange
+from cli.ranges import NumberRange, WholeRange
 from common.errors import FloretError
 from common.home import floret_home
 
@@ -13,16 +13,20 @@ from common.home import floret_home
 @click.command()
 @click.option("--superlink", required=True, metavar="HOST:PORT", help="The SuperLink's Fleet API; its port is 9092.")
 @click.option("--client-name", required=True, help="The name that this client goes by, on whatever machine.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Own data: train.npz and test.npz, or image folders.")
-@click.option("--partition", metavar="I/N", help="Partition I of N of the run's dataset instead, from 0.")
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="Own data: train.npz and test.npz, or image folders; with --partition the run's dataset.",
+)
+@click.option("--partition", metavar="I/N", help="Not own data: partition I of N of the run's dataset, from 0.")
 @click.option("--state-dir", type=click.Path(path_type=Path), help="Where personal models stay. [~/.floret/state]")
 @click.option("--root-certificates", type=click.Path(path_type=Path), help="The CA of the SuperLink's certificate.")
 @click.option("--key", type=click.Path(path_type=Path), help="This node's private key, where the SuperLink wants one.")
 @click.option("--insecure", is_flag=True, help="No TLS: anyone on the network can read and alter what travels.")
 @click.option("--device", help="auto, cpu, cuda, cuda:1, ... instead of the run's.")
 @click.option("--max-wait", type=NumberRange(min=0), help="Give up after so many seconds without a SuperLink.")
-@click.option("--keep-runs", type=click.IntRange(min=1), help="Keep the models of so many runs that came first. [8]")
-@click.option("--keep-gb", type=click.IntRange(min=1), help="For all versions of a client in a federation. [20]")
+@click.option("--keep-runs", type=WholeRange(min=1), help="Keep the models of so many runs that came first. [8]")
+@click.option("--keep-gb", type=WholeRange(min=1), help="For all versions of a client in a federation. [20]")
 @click.option("--policy", type=click.Path(path_type=Path), help="What may run here and leave; see floret policy.")
 @click.option(
     "--keep-warm",
@@ -56,7 +60,9 @@ def node(
     from client_app.node.options import NodeOptions
     from client_app.node.supervisor import Node
 
-    host, port = _address(superlink)
+    host, port = _address("--superlink", superlink, "superlink.example.org:9092")
+    if health_address is not None:
+        _address("--health-address", health_address, "127.0.0.1:9095")
     options = NodeOptions(
         host=host,
         port=port,
@@ -78,10 +84,10 @@ def node(
     Node(options).run()
 
 
-def _address(text: str) -> tuple[str, int]:
+def _address(option: str, text: str, example: str) -> tuple[str, int]:
     match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:/\s]+)):(\d{1,5})", text)
     if not match or not 0 < int(match[3]) < 65536:
-        raise FloretError(f"--superlink {text!r}: must be HOST:PORT, such as superlink.example.org:9092")
+        raise FloretError(f"{option} {text!r}: must be HOST:PORT, such as {example}")
     return match[1] or match[2], int(match[3])
 
 

@@ -16,7 +16,7 @@ def policy(file: Path | None, partition: bool, run_config: tuple[str, ...]) -> N
     First every key with its value, then what each method would send from a node.
     """
     from client_app.policy import Policy, PolicyError, kinds_sent
-    from common.run_config import default_config, merged, parse_run_config
+    from common.run_config import default_config, merged, parse_run_configs
     from server_app.settings import read_config
     from strategies import METHODS
 
@@ -36,10 +36,7 @@ def policy(file: Path | None, partition: bool, run_config: tuple[str, ...]) -> N
         wrong = permitted.objection(name, kinds)
         click.echo(f"{name.ljust(wide)}  {f'not permitted: {wrong}' if wrong else f'sends {_listed(kinds)}'}")
     if run_config:
-        keys = defaults
-        for text in run_config:
-            keys = merged(keys, parse_run_config(text))
-        config, kind, parameters = read_config(keys)
+        config, kind, parameters = read_config(merged(defaults, parse_run_configs(run_config)))
         kind.check_protects(config)
         config.check_classes_are_given()
         permitted.check_run(config, parameters)

@@ -6,8 +6,16 @@ from typing import Any
 import click
 
 
+class WholeRange(click.IntRange):
+    """A range whose error says what a text that is no number must be: click's says "integer range"."""
+
+    name = "integer"
+
+
 class NumberRange(click.FloatRange):
     """A range that, other than click's, has no ``nan`` in it."""
+
+    name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number, or fail."""

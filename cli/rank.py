@@ -27,6 +27,8 @@ def rank(sweeps: tuple[str, ...], output: Path | None) -> None:
         name, equals, folder = text.partition("=")
         if not (name and equals and folder):
             raise FloretError(f"{text}: must be like Fashion-MNIST=sweeps/fashion, a heading and a sweep's folder")
+        if name in rankings:
+            raise FloretError(f"{text}: {name} is given twice; each sweep needs a heading of its own")
         rankings[name] = Ranking.read(Path(folder) / "sweep.json")
     found = page(rankings)
     if output:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from cli.ranges import WholeRange
 from common.errors import FloretError
 from common.home import floret_home
 
@@ -55,7 +56,7 @@ def list_versions(state_dir: Path | None, federation: str | None, method: str | 
 
 
 @state.command()
-@click.argument("version", type=click.IntRange(min=1))
+@click.argument("version", type=WholeRange(min=1))
 @_of_states
 def restore(
     version: int, state_dir: Path | None, federation: str | None, method: str | None, client_name: str | None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.engines import engine_options, jobs_option, kernels_option
-from cli.ranges import NumberRange
+from cli.ranges import NumberRange, WholeRange
 from common.errors import FloretError
 
 if TYPE_CHECKING:
@@ -19,9 +19,7 @@ _OPTIONS = (
     click.option(
         "--scale", type=NumberRange(0, 1, min_open=True), default=1.0, help="Part of rounds and samples to run."
     ),
-    click.option(
-        "--seeds", type=click.IntRange(1), default=1, show_default=True, help="Run seeds 0 to this number - 1."
-    ),
+    click.option("--seeds", type=WholeRange(1), default=1, show_default=True, help="Run seeds 0 to this number - 1."),
     click.option(
         "--only", multiple=True, metavar="NAME", help="Run only this row or column; * for any text; repeatable."
     ),

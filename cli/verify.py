@@ -5,13 +5,14 @@ from pathlib import Path
 import click
 
 from cli.engines import engine_options
+from cli.ranges import WholeRange
 from common.errors import FloretError
 
 
 @click.command()
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
-@click.option("--runs", "count", type=click.IntRange(1), default=1, show_default=True, help="Number of runs to make.")
-@click.option("--pick", type=click.IntRange(0), default=0, show_default=True, help="Seed of the choice of the runs.")
+@click.option("--runs", "count", type=WholeRange(1), default=1, show_default=True, help="Number of runs to make.")
+@click.option("--pick", type=WholeRange(0), default=0, show_default=True, help="Seed of the choice of the runs.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only from this row or column; * for any text; repeatable.")
 @click.option(
     "--data",

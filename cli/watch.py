@@ -2,10 +2,12 @@
 
 import click
 
+from cli.ranges import WholeRange
+
 
 @click.command()
 @click.argument("runs", metavar="[RUN]...", nargs=-1)
-@click.option("--port", default=0, show_default="any that is free", type=click.IntRange(0, 65535), help="Of the page.")
+@click.option("--port", default=0, show_default="any that is free", type=WholeRange(0, 65535), help="Of the page.")
 @click.option(
     "--output-dir",
     default="",

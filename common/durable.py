@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -66,7 +67,7 @@ def write_whole(path: Path, content: bytes, *, sync: bool = True, private: bool 
         private: nobody but its owner can read it.
 
     Raises:
-        OSError: it cannot be written; the old content is still there.
+        OSError: it cannot be written, and names ``path``; the old content is still there.
     """
     new = path.with_name(f".{path.name}.new")
     try:
@@ -78,8 +79,10 @@ def write_whole(path: Path, content: bytes, *, sync: bool = True, private: bool 
             if sync:
                 os.fsync(file.fileno())
         new.replace(path)
-    except OSError:
-        new.unlink(missing_ok=True)
+    except OSError as error:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
+        error.filename = str(path)  # not that of the new file, which the user did not name
         raise
     if sync:
         folder = os.open(path.parent, os.O_RDONLY)

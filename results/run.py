@@ -258,7 +258,11 @@ def _parse(file: Path, what: str, build: Callable[[], T]) -> T:
     try:
         return build()
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        reason = str(error)
+        if isinstance(error, KeyError):
+            reason = f"{error.args[0]!r} is missing"
+        elif isinstance(error, AttributeError | TypeError):
+            reason = "a value in it is of the wrong type"
         raise FloretError(f"{file} is not {what}: {printable(reason)}") from error
     except RecursionError as error:
         raise FloretError(f"{file} is not {what}: it is nested too deeply") from error

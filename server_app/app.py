@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from common.memory import return_freed_memory
 from common.privacy.ledger import Ledger
 from common.simulation import LocalGrid
 from common.versions import versions
-from results.history import History
+from results.history import History, Round
 from results.report import client_table, write_report
 from results.run import Run, Summary
 from results.rundir import RunDirectory
@@ -117,6 +118,22 @@ def run(grid: Grid, context: Context) -> None:
     write_report([finished], directory.path / "report.html")
     log.info("Accuracy per client, last round:\n%s", client_table(finished))
     log.info("Report: %s", directory.path / "report.html")
+    _check_used(rounds)
+
+
+def _check_used(rounds: Sequence[Round]) -> None:
+    """Check that something was learned.
+
+    Raises:
+        FloretError: every reply of every round was refused; tells why the last one was.
+    """
+    refused = [refusal for line in rounds for refusal in line.refused]
+    if refused and not any(client.trained for line in rounds for client in line.clients.values()):
+        last = refused[-1]
+        raise FloretError(
+            f"no reply of any round was used, so nothing was learned; see the report. Client {last.client} was refused "
+            f"last: {last.reason}"
+        )
 
 
 def _start(config: RunConfig, context: Context) -> tuple[RunDirectory, dict[str, Any]]:

@@ -292,6 +292,16 @@ DEFECTS: list[Defect] = [
         ),
     ),
     *_of(
+        "rounds",
+        "server_app/app.py",
+        (
+            "a run that used no reply ends as if it had",
+            "    _check_used(rounds)\n",
+            "",
+            f"{METHODS}::test_training_that_diverges_is_refused_and_loses_nothing",
+        ),
+    ),
+    *_of(
         "checkpoint",
         "server_app/checkpoint.py",
         ("one checkpoint is kept", "KEPT = 2", "KEPT = 1", f"{RESUME}::test_a_damaged_checkpoint_is_passed_over"),
@@ -394,6 +404,12 @@ DEFECTS: list[Defect] = [
             "(low < value if above else low <= value)",
             "(low < value)",
             CONFIG,
+        ),
+        (
+            "infinity is a number where there is no upper bound",
+            'if value == float("inf") and high == value:',
+            "if False:",
+            f"{CONFIG}::test_a_value_that_cannot_be_used",
         ),
         (
             "an upper bound is not looked at",

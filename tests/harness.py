@@ -21,6 +21,7 @@ from torch import Tensor
 from client_app.app import Request
 from client_app.app import app as client_app
 from client_app.state import ClientState, RoundContext
+from common.errors import FloretError
 from common.run_config import default_config
 from common.tensors import NamedArrays
 from server_app.app import run
@@ -191,12 +192,14 @@ def federate(
     backwards: bool = False,
     tamper: Tamper | None = None,
     report: bool = False,
+    fails: str = "",
     **keys: Any,
 ) -> Outcome:
     """Run a whole federation with the default config but for ``keys``, and ``FEW`` unless said otherwise.
 
     Clients keep their states in ``states``, by default an empty folder of this run's own. The report is drawn only if
-    the test looks at it: that takes longer than most runs.
+    the test looks at it: that takes longer than most runs. With ``fails`` the run must end with an error that this
+    pattern matches.
     """
     run_id = next(_run_ids)
     values = run_config(output, **(FEW | keys))
@@ -204,7 +207,8 @@ def federate(
     grid = DirectGrid(values, clients, states, backwards=backwards, tamper=tamper)
     before = folders(output)
     context = Context(run_id=run_id, node_id=0, node_config={}, state=RecordDict(), run_config=values)
-    with nullcontext() if report else patch("server_app.app.write_report"):
+    error = pytest.raises(FloretError, match=fails) if fails else nullcontext()
+    with nullcontext() if report else patch("server_app.app.write_report"), error:
         run(grid, context)
     new = folders(output) - before
     directory = new.pop() if new else max(before) if keys["resume"] == "latest" else Path(keys["resume"])

@@ -246,6 +246,12 @@ def test_a_client_that_takes_too_long_is_ended_and_the_others_go_on(runner: Runn
     assert {r["reason"] for line in history for r in line["refused"]} == {"no answer within round-timeout = 3 s"}
 
 
+def test_a_run_that_used_no_reply_ends_with_an_error(runner: Runner) -> None:
+    log = runner.run('method="local" rounds=1 lr=1e12 momentum=0.0', code=2)
+    assert "no reply of any round was used, so nothing was learned" in log.splitlines()[-1]
+    assert (runner.directories()[0] / "report.html").is_file()
+
+
 def test_nothing_is_left_when_the_engine_is_killed(runner: Runner) -> None:
     process = runner.start(f"{LONG} rounds=50")
     until(lambda: runner.output.exists(), "no run")

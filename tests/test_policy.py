@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from cli.main import floret
 from client_app.app import app
 from client_app.policy import Outgoing, Policy, PolicyError, kind_of
-from common.config import key_of
+from common.config import key_of, read_keys
 from common.errors import ConfigError
 from common.filters import Payload
 from common.seeds import torch_generator
@@ -447,6 +447,12 @@ def test_the_docs_have_every_key_with_its_defaults() -> None:
 
     assert rows == said(Policy())
     assert public == said(Policy.public())
+    lowest = re.findall(r"^\| `([a-z-]+)` \|[^|]*\|[^|]*\| ≥ (\d) \|", text, re.MULTILINE)
+    assert len(lowest) == 13
+    for key, low in lowest:
+        read_keys(Policy, Policy().values() | {key: int(low)})
+        with pytest.raises(ConfigError, match=f"{key} = .*must be at least {low}"):
+            read_keys(Policy, Policy().values() | {key: int(low) - 1})
 
 
 def test_the_command_says_what_is_permitted(tmp_path: Path) -> None:

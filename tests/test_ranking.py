@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cli.main import floret
+from cli.main import floret, main
 from common.errors import FloretError
 from results.ranking import Ranking, between, beyond_noise, places
 
@@ -86,6 +86,22 @@ def test_what_is_no_sweep_over_methods_is_refused_in_a_line(tmp_path: Path, runs
     assert "\n" not in str(caught.value)
 
 
-def test_an_argument_without_a_name_is_refused() -> None:
+def test_an_argument_without_a_name_or_with_that_of_another_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(floret, ["rank", "sweeps/fashion"])
     assert "must be like Fashion-MNIST=sweeps/fashion" in str(result.exception)
+    result = CliRunner().invoke(floret, ["rank", f"D={write_sweep(tmp_path / 'sweep')}", "D=sweeps/other"])
+    assert "D=sweeps/other: D is given twice" in str(result.exception)
+
+
+@pytest.mark.parametrize("name", ["no/such/folder.md", "sweep/sweep.json/below.md"])
+def test_an_output_that_cannot_be_written_is_named_as_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    output = tmp_path / name
+    arguments = ["rank", f"D={write_sweep(tmp_path / 'sweep')}", "-o", str(output)]
+    monkeypatch.setattr("sys.argv", ["floret", *arguments])
+    with pytest.raises(SystemExit):
+        main()
+    said = capsys.readouterr().err
+    assert said.startswith(f"floret: {output}: No")
+    assert said.count("\n") == 1

@@ -442,6 +442,7 @@ def test_same_run_same_bytes_whatever_the_settings_of_matplotlib(tmp_path: Path)
         ("history.jsonl", '{"round": 1}\n{"rou\n{"round": 3}\n'),
         ("history.jsonl", '{"no round": 1}\n'),
         ("history.jsonl", '{"round": 1, "loss": "low"}\n'),
+        ("history.jsonl", '{"round": 1, "clients": {"0": []}}\n'),
         ("summary.json", "nothing"),
     ],
 )
@@ -452,6 +453,7 @@ def test_damaged_file_is_named_in_one_line(tmp_path: Path, name: str, content: s
         read_run(directory)
     assert str(directory / name) in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert "attribute" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,8 @@ def test_a_new_run_goes_on_from_the_personal_models_unless_it_is_to_start_afresh
 def test_a_state_of_another_model_is_refused_with_a_way_out(tmp_path: Path) -> None:
     keys = keys_of("local") | {"participation": 1.0, "rounds": 1}
     federate(tmp_path / "runs", CLIENTS, states=tmp_path / "states", **keys)
-    outcome = federate(tmp_path / "runs", CLIENTS, states=tmp_path / "states", **keys, head_layers=2)
+    states, fails = tmp_path / "states", "no reply of any round was used"
+    outcome = federate(tmp_path / "runs", CLIENTS, states=states, **keys, head_layers=2, fails=fails)
     reasons = [refusal["reason"] for refusal in outcome.history[0]["refused"]]
     assert len(reasons) == 2 * CLIENTS  # training, and the evaluation of the last round
     assert all("the client's state is of another model" in reason for reason in reasons)

@@ -115,6 +115,7 @@ def test_what_cannot_be_restored_says_why(floret: Command, tmp_path: Path) -> No
         ((1, "--client-name", 7), "--client-name '7': must be one of 0, 1"),
         ((1, "--method", "fedavg"), "--method 'fedavg': must be one of fedper"),
         ((0,), "Invalid value for 'VERSION': 0 is not in the range x>=1."),
+        (("abc",), "Invalid value for 'VERSION': 'abc' is not a valid integer."),
     ):
         code, lines = floret("restore", *arguments, "--state-dir", states)
         assert code == 2
