@@ -134,16 +134,21 @@ class TableResult:
             (min(counts), max(counts)),
         )
 
+    @property
+    def rivals(self) -> list[str]:
+        """The rows that the headline is compared with: all others that the paper has."""
+        printed = [row.name for row in self.experiment.rows if any(number is not None for number in row.reported)]
+        return [name for name in printed if name != self.experiment.headline]
+
     def lead(self) -> list[Margin]:
-        """Return the margins of the paper's own method, the table's headline, over all other rows."""
-        experiment, own = self.experiment, self.experiment.headline
-        others = [row.name for row in experiment.rows if row.name != own]
-        return [m for column in experiment.columns if own and (m := self.margin(own, others, column.name))]
+        """Return the margins of the paper's own method, the table's headline, over its rivals."""
+        columns, own = self.experiment.columns, self.experiment.headline
+        return [m for column in columns if own and (m := self.margin(own, self.rivals, column.name))]
 
     def lines(self) -> tuple[Line, ...]:
         """Return the same for the picture."""
-        rivals = len(self.experiment.rows) - 1
-        return tuple(Line(m.column, m.reported, m.ours, m.span, f"{m.rivals} of {rivals} rivals") for m in self.lead())
+        whole = len(self.rivals)
+        return tuple(Line(m.column, m.reported, m.ours, m.span, f"{m.rivals} of {whole} rivals") for m in self.lead())
 
     def conditions(self, margins: Sequence[Margin], columns: int, rivals: int) -> str:
         """Return size, columns, rivals and seeds of the runs that margins are of, of so many columns and rivals."""
@@ -275,7 +280,7 @@ class Evidence:
                 continue
             largest = max(results, key=lambda result: (result.results.scale, -result.experiment.table))
             margins, experiment = largest.lead(), largest.experiment
-            ran = largest.conditions(margins, len(experiment.columns), len(experiment.rows) - 1)
+            ran = largest.conditions(margins, len(experiment.columns), len(largest.rivals))
             place = f"[Table {experiment.table}]({largest.name}.md); {ran}"
             lines.append(_row(link, place, _span([margin.reported for margin in margins]), _ours(margins), judged))
         return lines

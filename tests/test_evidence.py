@@ -221,6 +221,18 @@ def test_runs_with_other_keys_are_not_those_of_the_table(tmp_path: Path) -> None
     assert [line.ours for line in group.lines] == pytest.approx([3.0, -1.0])
 
 
+def test_a_row_that_the_paper_does_not_have_is_no_rival(tmp_path: Path) -> None:
+    extra = {"name": "Other", "config": {"method": "fedper"}, "reported": [None, None]}
+    place = tables(tmp_path, small={"rows": [TABLE["rows"][0], extra, TABLE["rows"][2]], "claims": []})
+    write(tmp_path)
+    (group,) = Evidence.read(tmp_path, place, ROOT).groups()
+    # In A the other row has 53 and the base 52.
+    assert [(line.ours, line.rivals) for line in group.lines] == [
+        (pytest.approx(4.0), "1 of 1 rivals"),
+        (pytest.approx(-1.0), "1 of 1 rivals"),
+    ]
+
+
 def test_a_line_for_each_paper(tmp_path: Path) -> None:
     """The largest run of its first table, margins over all rivals, and how its claims ended."""
     more: dict[str, dict[str, Any]] = {"tiny-table1": {"title": "Tiny, Table 1: of less"}, "tiny-table2": {"table": 2}}
