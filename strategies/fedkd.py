@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from common.config import between, choice
-from common.errors import FloretError
+from common.errors import ConfigError, FloretError
 from common.names import without_prefix
 from common.tensors import Free, NamedArrays, Specs, TensorSpec
 from common.wire import pack, unpack
@@ -131,7 +131,12 @@ class FedKD(FloretStrategy):
         model, head_layers = (setup.config.model, setup.head_layers) if same else (kind, 1)
 
         def student() -> SplitModel:
-            return build_model(model, setup.input_shape, setup.classes, head_layers, None)
+            try:
+                return build_model(model, setup.input_shape, setup.classes, head_layers, None)
+            except ConfigError as error:
+                if same:
+                    raise
+                raise ConfigError(f"fedkd.student-model = {kind!r}: {error}") from error
 
         def projection() -> nn.Module:
             features = setup.features if same else output_widths(student(), setup.input_shape)[0]

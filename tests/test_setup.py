@@ -35,6 +35,10 @@ def wrong(tmp_path: Path, clients: int | None = 10, **keys: Any) -> str:
         ({"head_layers": 3}, "head-layers = 3: must be from 1 to 2, model 'mlp' has 3 layers"),
         ({"model": "vgg11"}, "model = 'vgg11': needs images of at least 17 x 17, the data have 8 x 8 images"),
         ({"model": "fasttext"}, "model = 'fasttext': needs texts"),
+        (
+            {"method": "fedkd", "fedkd__student_model": "cnn3"},
+            "fedkd.student-model = 'cnn3': model = 'cnn3': needs images of at least",
+        ),
         ({"num_classes": 9}, "dataset digits has label 9; num-classes = 9 allows 0 to 8"),
         ({"classes_per_client": 11}, "classes-per-client = 11: must be at most 10, the number of classes of digits"),
         ({"min_samples": 180}, "10 clients need 180 samples each, but digits has 1797; lower min-samples or use fewer"),
