@@ -21,11 +21,9 @@ Check = Callable[[Any], str | None]
 
 
 def between(low: float, high: float = float("inf"), *, above: bool = False) -> Any:
-    """Declare a finite number in [low, high], or in (low, high] with ``above``."""
+    """Declare a number in [low, high], or in (low, high] with ``above``."""
 
     def check(value: float) -> str | None:
-        if value == float("inf") and high == value:
-            return "must be a finite number"
         fine = (low < value if above else low <= value) and value <= high
         upper = "" if high == float("inf") else f" and at most {high:g}"
         return None if fine else f"must be {'above' if above else 'at least'} {low:g}{upper}"

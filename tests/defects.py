@@ -406,12 +406,6 @@ DEFECTS: list[Defect] = [
             CONFIG,
         ),
         (
-            "infinity is a number where there is no upper bound",
-            'if value == float("inf") and high == value:',
-            "if False:",
-            f"{CONFIG}::test_a_value_that_cannot_be_used",
-        ),
-        (
             "an upper bound is not looked at",
             "fine = (low < value if above else low <= value) and value <= high",
             "fine = low < value if above else low <= value",

@@ -33,7 +33,6 @@ from tests.harness import ROOT, run_config
             "model = 'cnn': must be one of mlp, cnn2, cnn3, cnn5, cnn5-bn, cnn5-wide, cnn5-wide-bn, resnet18",
         ),
         ({"alpha": 0.0}, "alpha = 0.0: must be above 0"),
-        ({"lr": float("inf")}, "lr = inf: must be a finite number"),
         ({"device": "tpu"}, "device = 'tpu': must be auto, cpu, or an accelerator like cuda or cuda:1"),
         ({"alpha": -1}, "alpha = -1: must be above 0"),
         ({"participation": 1.5}, "participation = 1.5: must be above 0 and at most 1"),
