@@ -834,7 +834,9 @@ def test_runs_at_the_same_time_have_the_same_numbers(tmp_path: Path, monkeypatch
     assert numbers[:4] == alone[:4]
     assert None not in numbers[:4]
     assert numbers[2] != numbers[3]
-    assert (begun[0] > 1, len(begun), len(one_by_one)) == (True, 3, 4)
+    # When a run ends, another one is under way: not at each end, for a second engine may start later than a run takes.
+    assert any(n > ended for ended, n in enumerate(begun, 1))
+    assert (len(begun), one_by_one) == (3, [1, 2, 3, 4])
     (reason,) = failed.values()
     assert "2 runs at once have 1 CPU(s) in all" in reason
     assert not none

