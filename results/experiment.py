@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Self
 
-from common.config import nearest, own_keys
+from common.config import nearest, one_of, own_keys
 from common.errors import ConfigError
 from common.yamlfile import read_yaml
 from results.history import History
@@ -393,8 +393,9 @@ class Data:
         folder, single = "", {}
         for text in places:
             name, _, path = text.rpartition("=")
-            if name and name not in SIZES:
-                raise ConfigError(f"--data {text}: {name!r} must be one of {', '.join(SIZES)}{nearest(name, SIZES)}")
+            wrong = one_of(name, SIZES) if name else None
+            if wrong:
+                raise ConfigError(f"--data {text}: {name!r} {wrong}")
             place = str(Path(path).expanduser().resolve())
             if name:
                 single[name] = place
