@@ -429,11 +429,15 @@ class Runs:
             _wait_for(before, watch)
             if not (before / "summary.json").is_file():
                 self._start(spec, folder, log, {"resume": str(before)} if _resumable(before) else {}, watch)
-        if not _finished(folder):
-            self._start(spec, folder, log, {}, watch)
         run = _finished(folder)
+        if not run or _nothing_used(run):
+            self._start(spec, folder, log, {}, watch)
+            run = _finished(folder)
         if not run:
             return _reason(log)
+        wrong = _nothing_used(run)
+        if wrong:
+            return f"{wrong} (see {log})"
         if not keep_models:
             shutil.rmtree(run / "checkpoints", ignore_errors=True)
         write_whole(folder / _ABOUT, (json.dumps(self._about(spec, run), indent=1) + "\n").encode())
@@ -650,6 +654,15 @@ def _last_run(folder: Path) -> Path | None:
 def _finished(folder: Path) -> Path | None:
     runs = sorted(path.parent for path in folder.glob("*/summary.json"))
     return runs[-1] if runs else None
+
+
+def _nothing_used(run: Path) -> str:
+    """Return that no reply of a finished run was used, and why the first was not; an empty text if one was."""
+    rounds = read_run(run).rounds
+    if any(client.trained for line in rounds for client in line.clients.values()):
+        return ""
+    refused = [f"; the first is refused: client {one.client}: {one.reason}" for line in rounds for one in line.refused]
+    return "no reply was used in any round" + (refused[0] if refused else "")
 
 
 def _resumable(run: Path) -> bool:

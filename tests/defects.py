@@ -2171,6 +2171,12 @@ DEFECTS: list[Defect] = [
             EXPERIMENTS,
         ),
         (
+            "a run that used no reply is done",
+            'return "no reply was used in any round" + ',
+            'return "" and ',
+            EXPERIMENTS,
+        ),
+        (
             "a run that went on with native kernels counts as portable",
             'for part in (config, *config.get("resumed", []))}',
             "for part in (config,)}",

@@ -848,6 +848,21 @@ def test_runs_at_the_same_time_have_the_same_numbers(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.thorough
+def test_a_run_that_used_no_reply_failed_and_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    keys = {"method": "fedper", "rounds": 2, "local-epochs": 1, "lr": 1e30}
+    spec = RunSpec(keys, "num-supernodes=3 init-args-num-cpus=1")
+    runs = Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
+    for tried in (1, 2):
+        failed = run_missing(runs, [Job(spec, "", lambda run: "")], keep_models=False)
+        (reason,) = failed.values()
+        assert reason.startswith("no reply was used in any round; the first is refused: client 0: training diverged: ")
+        assert reason.endswith(f"lower lr (now 1e+30) (see {runs.folder(spec) / 'log.txt'})")
+        assert not runs.done(spec)
+        assert len(list(tmp_path.rglob("summary.json"))) == tried
+
+
+@pytest.mark.thorough
 def test_runs_at_the_same_time_are_stopped_and_go_on(env: dict[str, str], tmp_path: Path) -> None:
     rows = [{"name": name, "config": {"method": name}, "reported": [50]} for name in ("fedper", "pfakd", "fedavg")]
     file = real(tmp_path, rounds=12, rows=rows, claims=[])
