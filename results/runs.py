@@ -429,15 +429,15 @@ class Runs:
             _wait_for(before, watch)
             if not (before / "summary.json").is_file():
                 self._start(spec, folder, log, {"resume": str(before)} if _resumable(before) else {}, watch)
-        run = _finished(folder)
-        if not run or _nothing_used(run):
+        elif before and _nothing_used(before):
             self._start(spec, folder, log, {}, watch)
-            run = _finished(folder)
+        if not _finished(folder):
+            self._start(spec, folder, log, {}, watch)
+        run = _finished(folder)
         if not run:
             return _reason(log)
-        wrong = _nothing_used(run)
-        if wrong:
-            return f"{wrong} (see {log})"
+        if nothing := _nothing_used(run):
+            return f"{nothing} (see {log})"
         if not keep_models:
             shutil.rmtree(run / "checkpoints", ignore_errors=True)
         write_whole(folder / _ABOUT, (json.dumps(self._about(spec, run), indent=1) + "\n").encode())
