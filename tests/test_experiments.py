@@ -863,6 +863,27 @@ def test_a_run_that_used_no_reply_failed_and_is_made_again(tmp_path: Path, monke
 
 
 @pytest.mark.thorough
+def test_a_stopped_run_that_used_no_reply_goes_on_and_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    keys = {"method": "fedper", "rounds": 60, "local-epochs": 1, "lr": 1e30, "checkpoint-every": 1}
+    spec = RunSpec(keys, "num-supernodes=3 init-args-num-cpus=1")
+    runs = Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
+
+    def stop(rounds: int) -> None:
+        if rounds:
+            raise FloretError("stopped by the test")
+
+    with pytest.raises(FloretError, match="stopped by the test"):
+        runs.run(spec, stop)
+    assert not list(tmp_path.rglob("summary.json"))
+    failed = runs.run(spec, lambda _: None)
+    assert failed.startswith("no reply was used in any round; the first is refused: client 0: training diverged: ")
+    (config,) = tmp_path.rglob("config.json")
+    assert len(json.loads(config.read_text())["resumed"]) == 1
+    assert not runs.done(spec)
+
+
+@pytest.mark.thorough
 def test_runs_at_the_same_time_are_stopped_and_go_on(env: dict[str, str], tmp_path: Path) -> None:
     rows = [{"name": name, "config": {"method": name}, "reported": [50]} for name in ("fedper", "pfakd", "fedavg")]
     file = real(tmp_path, rounds=12, rows=rows, claims=[])
