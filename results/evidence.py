@@ -21,15 +21,16 @@ from results.tables import ExperimentResults, number, other_keys
 BEGIN = "<!-- Written by `floret evidence`, as far as the comment below; change the results, not this. -->"
 END = "<!-- End of what `floret evidence` writes. -->"
 PAGE, PICTURE = "README.md", "evidence.svg"
-# Of an outcome: the claim holds with one seed and not with another.
-UNDECIDED = "undecided"
+# Of an outcome: the claim holds with one seed and not with another; or against some rivals, and others were not run.
+UNDECIDED, SO_FAR = "undecided", "held so far"
 # What follows a table's name in that of a file: its scale, and what else tells it from others.
 _REST = re.compile(r"(?:-scale(\d+(?:\.\d+)?(?:e-\d+)?))?(?:-(.+))?")
 _NOTE = """\
 *Reported* and *ours* are margins in points: the row that the claim sets higher, above the best of its rivals that we
 ran, in the paper's numbers and in ours; the least and the greatest where there are several columns. With several seeds
 ours is that of the means over the seeds that both rows have, in brackets over those seeds. *Held* asks for what the
-claim asks, which may be a least margin; in bold: at full size. A scaled-down run has that part of the paper's rounds
+claim asks, which may be a least margin; in bold: at full size. *Held so far*: against the rivals that we ran; others of
+the claim were not run. A scaled-down run has that part of the paper's rounds
 and samples: it shows whether an ordering is there at that size, and is listed where no full-size run judges the claim.
 A name after the scale says that the runs have other keys than the table's; they are not counted above. *Mixed*: held
 in some columns, or at one of two scales. *Undecided*: held with one seed of a column and not with another."""
@@ -174,10 +175,15 @@ class Finding:
         undecided, measured = self.verdict.divided, self.verdict.measured
         if undecided and measured == 1:
             return f"{UNDECIDED}: seeds differ, {'held' if self.verdict.held else 'not held'} in their mean"
-        held = len(set(self.verdict.held) - set(undecided))
-        if undecided:
-            return f"held in {held} of {measured} columns, {UNDECIDED} in {len(undecided)}"
-        return "held" if held == measured else f"held in {held} of {measured} columns" if held else "not held"
+        held = set(self.verdict.held) - set(undecided)
+        if not held and not undecided:
+            return "not held"
+        so_far = len(held & self.verdict.unfinished.keys())
+        if len(held) == measured and so_far in (0, measured):
+            return SO_FAR if so_far else "held"
+        parts = [f"held in {len(held)} of {measured} columns"]
+        parts += [f"so far in {so_far} of them" if so_far < len(held) else "so far"] if so_far else []
+        return ", ".join([*parts, f"{UNDECIDED} in {len(undecided)}"] if undecided else parts)
 
     @property
     def conditions(self) -> str:
@@ -398,12 +404,15 @@ def _counted(outcomes: Iterable[set[str]]) -> str:
 def _outcomes(outcomes: Iterable[set[str]]) -> dict[str, int]:
     """Return how many claims have which outcome, of their outcomes in each file of results.
 
-    Those are undecided in which seeds differ somewhere, and mixed that hold in some columns or at one of two scales.
+    Those are undecided in which seeds differ somewhere, mixed that hold in some columns or at one of two scales, and
+    held so far that hold, but somewhere not yet against all rivals.
     """
     found = list(outcomes)
     held, broken = found.count({"held"}), found.count({"not held"})
+    so_far = sum(SO_FAR in outcomes and outcomes <= {"held", SO_FAR} for outcomes in found)
     undecided = sum(any(UNDECIDED in outcome for outcome in outcomes) for outcomes in found)
-    return {"held": held, "not held": broken, UNDECIDED: undecided, "mixed": len(found) - held - broken - undecided}
+    mixed = len(found) - held - so_far - broken - undecided
+    return {"held": held, SO_FAR: so_far, "not held": broken, UNDECIDED: undecided, "mixed": mixed}
 
 
 def _claims(experiment: Experiment) -> str:

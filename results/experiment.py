@@ -131,12 +131,14 @@ class Verdict:
         broken: those in which it does not, with the numbers.
         unmeasured: those without numbers.
         divided: those of ``held`` and ``broken`` of which the seeds differ.
+        unfinished: those of ``held`` in which not every rival that the paper has is measured, with how many are.
     """
 
     held: tuple[str, ...]
     broken: Mapping[str, str]
     unmeasured: tuple[str, ...]
     divided: tuple[str, ...]
+    unfinished: Mapping[str, str]
 
     @property
     def measured(self) -> int:
@@ -151,11 +153,12 @@ class Verdict:
     def __str__(self) -> str:
         if not self.measured:
             return "not measured"
-        outcome = "held" if not self.broken else "not held" if not self.held else "held in part"
+        held = "held so far" if self.unfinished else "held"
+        outcome = held if not self.broken else "not held" if not self.held else "held in part"
         text = f"{outcome}: {len(self.held)} of {self.measured} columns"
         if self.unmeasured:
             text += f" ({len(self.unmeasured)} not measured)"
-        text += "".join(f"; {column}: {why}" for column, why in self.broken.items())
+        text += "".join(f"; {column}: {why}" for column, why in (*self.broken.items(), *self.unfinished.items()))
         return text + (f"; seeds differ: {'; '.join(self.divided)}" if self.divided else "")
 
 
@@ -301,7 +304,8 @@ class Experiment:
             claim: one of this file's.
             numbers: percent; nothing where there is none.
         """
-        held, broken, unmeasured, divided = [], {}, [], []
+        held, broken, unmeasured, divided, unfinished = [], {}, [], [], {}
+        reported = self.reported()
         for column in claim.columns or tuple(column.name for column in self.columns):
             cells = {row: numbers.get(row, {}).get(column, {}) for row in (claim.higher, *claim.than)}
             above = _rivals_above(claim, cells)
@@ -315,9 +319,13 @@ class Experiment:
                 broken[column] = "; ".join(", ".join([ours, *rivals]) for ours, rivals in said.items())
             else:
                 held.append(column)
+                rivals = [row for row in claim.than if reported[row][column] or cells[row]]
+                ran = sum(shared_means(cells[claim.higher], cells[row]) is not None for row in rivals)
+                if ran < len(rivals):
+                    unfinished[column] = f"above {ran} of {len(rivals)} rivals, the others not measured"
             if _divided(claim, cells):
                 divided.append(column)
-        return Verdict(tuple(held), broken, tuple(unmeasured), tuple(divided))
+        return Verdict(tuple(held), broken, tuple(unmeasured), tuple(divided), unfinished)
 
     def is_own(self, row: str) -> bool:
         """Return whether a row runs the paper's own method."""

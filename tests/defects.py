@@ -2083,8 +2083,14 @@ DEFECTS: list[Defect] = [
         ),
         (
             "an undecided column counts as held",
-            "held = len(set(self.verdict.held) - set(undecided))",
-            "held = len(self.verdict.held)",
+            "held = set(self.verdict.held) - set(undecided)",
+            "held = set(self.verdict.held)",
+            EVIDENCE,
+        ),
+        (
+            "a claim that not every rival has tested is held",
+            "so_far = len(held & self.verdict.unfinished.keys())",
+            "so_far = 0",
             EVIDENCE,
         ),
         (
@@ -2116,6 +2122,7 @@ DEFECTS: list[Defect] = [
             EXPERIMENTS,
         ),
         ("a tie is a lead", "or lead == claim.by == 0}", "}", EXPERIMENTS),
+        ("rivals that were not run are none", "if ran < len(rivals):", "if ran < 0:", EXPERIMENTS),
         (
             "the picture shows the first row that runs the paper's method",
             "running[-1] if running",

@@ -115,7 +115,7 @@ def test_margins_are_those_of_the_numbers(tmp_path: Path) -> None:
     ]
     assert evidence.summary() == (
         "Of 1 tables of 1 papers, 1 have runs, 1 of them at full size. Of 3 claims, at full size 2 are judged (0 held, "
-        "0 not held, 1 undecided, 1 mixed); scaled down none is judged."
+        "0 held so far, 0 not held, 1 undecided, 1 mixed); scaled down none is judged."
     )
     (group,) = evidence.groups()
     assert group.says() == (
@@ -140,7 +140,7 @@ def test_of_several_columns_some_are_undecided(tmp_path: Path) -> None:
     write(tmp_path, CELLS | {("Mine", "B"): [0.61, 0.58]})
     evidence = Evidence.read(tmp_path, place, ROOT)
     assert rows(evidence)[0][5] == "**held in 1 of 2 columns, undecided in 1**"
-    assert "2 are judged (0 held, 0 not held, 2 undecided, 0 mixed);" in evidence.summary()
+    assert "2 are judged (0 held, 0 held so far, 0 not held, 2 undecided, 0 mixed);" in evidence.summary()
 
 
 def test_a_column_that_is_held_in_the_mean_alone_is_not_counted_as_held(tmp_path: Path) -> None:
@@ -150,14 +150,30 @@ def test_a_column_that_is_held_in_the_mean_alone_is_not_counted_as_held(tmp_path
     assert rows(Evidence.read(tmp_path, place, ROOT))[0][5] == "**held in 1 of 2 columns, undecided in 1**"
 
 
+def test_a_claim_is_held_so_far_until_every_rival_was_run(tmp_path: Path) -> None:
+    place = tables(tmp_path)
+    one: Cells = {("Base", "A"): [0.5], ("Mine", "A"): [0.6]}
+    write(tmp_path, one)
+    evidence = Evidence.read(tmp_path, place, ROOT)
+    assert [line[5] for line in rows(evidence)[:2]] == ["**held so far**", "**held**"]
+    assert "at full size 2 are judged (1 held, 1 held so far, 0 not held, 0 undecided, 0 mixed);" in evidence.summary()
+    whole: Cells = {("Base", "B"): [0.5], ("Other", "B"): [0.5], ("Mine", "B"): [0.6]}
+    write(tmp_path, one | whole)
+    assert rows(Evidence.read(tmp_path, place, ROOT))[0][5] == "**held in 2 of 2 columns, so far in 1 of them**"
+    write(tmp_path, one | whole | {("Mine", "B"): [0.4]})
+    assert rows(Evidence.read(tmp_path, place, ROOT))[0][5] == "**held in 1 of 2 columns, so far**"
+    write(tmp_path, one | whole | {("Other", "A"): [0.5]})
+    assert rows(Evidence.read(tmp_path, place, ROOT))[0][5] == "**held**"
+
+
 def test_a_claim_that_holds_at_one_scale_alone_is_mixed(tmp_path: Path) -> None:
     place = tables(tmp_path)
     one: Cells = {("Base", "A"): [0.5], ("Mine", "A"): [0.6]}
     write(tmp_path, one, scale=0.1)
-    held = "scaled down 2 are judged (2 held, 0 not held, 0 undecided, 0 mixed)."
+    held = "scaled down 2 are judged (1 held, 1 held so far, 0 not held, 0 undecided, 0 mixed)."
     assert Evidence.read(tmp_path, place, ROOT).summary().endswith(held)
     write(tmp_path, one | {("Mine", "A"): [0.4]}, scale=0.5)
-    mixed = "scaled down 2 are judged (0 held, 0 not held, 0 undecided, 2 mixed)."
+    mixed = "scaled down 2 are judged (0 held, 0 held so far, 0 not held, 0 undecided, 2 mixed)."
     assert Evidence.read(tmp_path, place, ROOT).summary().endswith(mixed)
 
 
