@@ -29,11 +29,11 @@ _NOTE = """\
 *Reported* and *ours* are margins in points: the row that the claim sets higher, above the best of its rivals that we
 ran, in the paper's numbers and in ours; the least and the greatest where there are several columns. With several seeds
 ours is that of the means over the seeds that both rows have, in brackets over those seeds. *Held* asks for what the
-claim asks, which may be a least margin; in bold: at full size. *Held so far*: against the rivals that we ran; others of
-the claim were not run. A scaled-down run has that part of the paper's rounds
-and samples: it shows whether an ordering is there at that size, and is listed where no full-size run judges the claim.
-A name after the scale says that the runs have other keys than the table's; they are not counted above. *Mixed*: held
-in some columns, or at one of two scales. *Undecided*: held with one seed of a column and not with another."""
+claim asks, which may be a least margin; in bold: at full size. *Held so far*: against the rivals that we ran, while
+others of the claim were not run. A scaled-down run has that part of the paper's rounds and samples: it shows whether an
+ordering is there at that size, and is listed where no full-size run judges the claim. A name after the scale says that
+the runs have other keys than the table's; they are not counted above. *Mixed*: held in some columns, or at one of two
+scales. *Undecided*: held with one seed of a column and not with another."""
 
 
 @dataclass(frozen=True)
@@ -176,14 +176,12 @@ class Finding:
         if undecided and measured == 1:
             return f"{UNDECIDED}: seeds differ, {'held' if self.verdict.held else 'not held'} in their mean"
         held = set(self.verdict.held) - set(undecided)
-        if not held and not undecided:
-            return "not held"
         so_far = len(held & self.verdict.unfinished.keys())
-        if len(held) == measured and so_far in (0, measured):
-            return SO_FAR if so_far else "held"
-        parts = [f"held in {len(held)} of {measured} columns"]
-        parts += [f"so far in {so_far} of them" if so_far < len(held) else "so far"] if so_far else []
-        return ", ".join([*parts, f"{UNDECIDED} in {len(undecided)}"] if undecided else parts)
+        counts = {"held": len(held) - so_far, SO_FAR: so_far, UNDECIDED: len(undecided)}
+        found = {outcome: count for outcome, count in counts.items() if count} or {"not held": measured}
+        if list(found.values()) == [measured]:
+            return next(iter(found))
+        return ", ".join(f"{outcome} in {count}" for outcome, count in found.items()) + f" of {measured} columns"
 
     @property
     def conditions(self) -> str:

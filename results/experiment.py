@@ -131,7 +131,7 @@ class Verdict:
         broken: those in which it does not, with the numbers.
         unmeasured: those without numbers.
         divided: those of ``held`` and ``broken`` of which the seeds differ.
-        unfinished: those of ``held`` in which not every rival that the paper has is measured, with how many are.
+        unfinished: those of ``held`` in which rivals with a printed number are not measured, with their names.
     """
 
     held: tuple[str, ...]
@@ -319,10 +319,10 @@ class Experiment:
                 broken[column] = "; ".join(", ".join([ours, *rivals]) for ours, rivals in said.items())
             else:
                 held.append(column)
-                rivals = [row for row in claim.than if reported[row][column] or cells[row]]
-                ran = sum(shared_means(cells[claim.higher], cells[row]) is not None for row in rivals)
-                if ran < len(rivals):
-                    unfinished[column] = f"above {ran} of {len(rivals)} rivals, the others not measured"
+                printed = [row for row in claim.than if reported[row][column]]
+                missing = [row for row in printed if not shared_means(cells[claim.higher], cells[row])]
+                if missing:
+                    unfinished[column] = f"{', '.join(missing)} not measured"
             if _divided(claim, cells):
                 divided.append(column)
         return Verdict(tuple(held), broken, tuple(unmeasured), tuple(divided), unfinished)

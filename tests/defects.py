@@ -2122,7 +2122,12 @@ DEFECTS: list[Defect] = [
             EXPERIMENTS,
         ),
         ("a tie is a lead", "or lead == claim.by == 0}", "}", EXPERIMENTS),
-        ("rivals that were not run are none", "if ran < len(rivals):", "if ran < 0:", EXPERIMENTS),
+        (
+            "rivals that were not run are none",
+            "                if missing:",
+            "                if not missing:",
+            EXPERIMENTS,
+        ),
         (
             "the picture shows the first row that runs the paper's method",
             "running[-1] if running",

@@ -139,7 +139,7 @@ def test_of_several_columns_some_are_undecided(tmp_path: Path) -> None:
     place = tables(tmp_path)
     write(tmp_path, CELLS | {("Mine", "B"): [0.61, 0.58]})
     evidence = Evidence.read(tmp_path, place, ROOT)
-    assert rows(evidence)[0][5] == "**held in 1 of 2 columns, undecided in 1**"
+    assert rows(evidence)[0][5] == "**held in 1, undecided in 1 of 2 columns**"
     assert "2 are judged (0 held, 0 held so far, 0 not held, 2 undecided, 0 mixed);" in evidence.summary()
 
 
@@ -147,7 +147,7 @@ def test_a_column_that_is_held_in_the_mean_alone_is_not_counted_as_held(tmp_path
     place = tables(tmp_path)
     # B: means 60 and 61, by seed -1 and +3. A is held with both seeds.
     write(tmp_path, CELLS | {("Mine", "A"): [0.57, 0.56], ("Mine", "B"): [0.59, 0.63]})
-    assert rows(Evidence.read(tmp_path, place, ROOT))[0][5] == "**held in 1 of 2 columns, undecided in 1**"
+    assert rows(Evidence.read(tmp_path, place, ROOT))[0][5] == "**held in 1, undecided in 1 of 2 columns**"
 
 
 def test_a_claim_is_held_so_far_until_every_rival_was_run(tmp_path: Path) -> None:
@@ -159,9 +159,9 @@ def test_a_claim_is_held_so_far_until_every_rival_was_run(tmp_path: Path) -> Non
     assert "at full size 2 are judged (1 held, 1 held so far, 0 not held, 0 undecided, 0 mixed);" in evidence.summary()
     whole: Cells = {("Base", "B"): [0.5], ("Other", "B"): [0.5], ("Mine", "B"): [0.6]}
     write(tmp_path, one | whole)
-    assert rows(Evidence.read(tmp_path, place, ROOT))[0][5] == "**held in 2 of 2 columns, so far in 1 of them**"
+    assert rows(Evidence.read(tmp_path, place, ROOT))[0][5] == "**held in 1, held so far in 1 of 2 columns**"
     write(tmp_path, one | whole | {("Mine", "B"): [0.4]})
-    assert rows(Evidence.read(tmp_path, place, ROOT))[0][5] == "**held in 1 of 2 columns, so far**"
+    assert rows(Evidence.read(tmp_path, place, ROOT))[0][5] == "**held so far in 1 of 2 columns**"
     write(tmp_path, one | whole | {("Other", "A"): [0.5]})
     assert rows(Evidence.read(tmp_path, place, ROOT))[0][5] == "**held**"
 

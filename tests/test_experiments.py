@@ -555,13 +555,9 @@ def test_a_claim_is_judged_column_by_column(tmp_path: Path) -> None:
 
     said = judged(best, {"One": {"A": [75.59], "B": [50.0]}, "Two": {"A": [79.77], "B": [50.0]}, "Three": {"A": []}})
     assert (said.held, said.unmeasured) == (("A",), ())
-    assert str(said) == (
-        "held in part: 1 of 2 columns; B: Two 50.00, One 50.00; A: above 1 of 2 rivals, the others not measured"
-    )
+    assert str(said) == "held in part: 1 of 2 columns; B: Two 50.00, One 50.00; A: Three not measured"
     numbers = {"One": {"A": [75.59]}, "Two": {"A": [79.77]}}
-    assert str(judged(best, numbers)) == (
-        "held so far: 1 of 1 columns (1 not measured); A: above 1 of 2 rivals, the others not measured"
-    )
+    assert str(judged(best, numbers)) == "held so far: 1 of 1 columns (1 not measured); A: Three not measured"
     whole = numbers | {"Three": {"A": [10.0]}}
     assert str(judged(best, whole)) == "held: 1 of 1 columns (1 not measured)"
     assert str(judged(by_ten, numbers)) == "not held: 0 of 1 columns; A: Two 79.77, One 75.59"
