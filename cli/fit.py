@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from cli.table_options import TableOptions, table_options, tell_kept
+from common.durable import writing_in
 from common.errors import FloretError
 
 
@@ -42,19 +43,17 @@ def fit(file: Path, grids: tuple[str, ...], options: TableOptions) -> None:
     jobs = [experiment.job(place, scale, runs.config(place.spec), setting) for setting, place in missing]
     failed = dict[str, str]()
 
-    def results() -> Fit:
+    def write() -> str:
         wrong = [
             f"{place.label}, {setting}: {failed[name]}"
             for setting, place in planned
             if (name := runs.folder(place.spec).name) in failed
         ]
-        return Fit.gather(experiment, scale, path, records, planned, wrong)
-
-    def write() -> None:
-        results().write(options.results)
+        with writing_in(options.results):
+            return Fit.gather(experiment, scale, path, records, planned, wrong).write(options.results)
 
     if not options.no_run:
         failed |= run_missing(runs, jobs, keep_models=options.keep_models, finished=write)
-    click.echo("\n" + results().write(options.results))
+    click.echo("\n" + write())
     if failed:
         raise FloretError(f"{len(failed)} of {len(jobs)} runs failed; see above")

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from cli.table_options import TableOptions, table_options, tell_kept
+from common.durable import writing_in
 from common.errors import FloretError
 
 
@@ -21,7 +22,7 @@ def reproduce(files: tuple[Path, ...], report: bool, options: TableOptions) -> N
     --scale the name says so. With --results FOLDER they are written there, and the runs that they have already are not
     made again.
     """
-    from results.experiment import Experiment, selected
+    from results.experiment import Experiment, PlannedRun, selected
     from results.measured import Records
     from results.runs import run_missing
     from results.tables import ExperimentResults, stem
@@ -32,12 +33,14 @@ def reproduce(files: tuple[Path, ...], report: bool, options: TableOptions) -> N
         Records(runs, options.results / f"{stem(experiment, scale)}.json", experiment.window(scale))
         for experiment in experiments
     ]
-    tables = []
-    for experiment, known in zip(experiments, records, strict=True):
+
+    def planned(experiment: Experiment, known: Records) -> list[PlannedRun]:
         # More seeds than are asked for, where they are there already: what is written has them all.
         table = options.planned(experiment, runs, {}, known.seeds.union(range(options.seeds)))
         known.need(place.spec for place in table)
-        tables.append([place for place in table if place.seed < options.seeds or known.kept(place.spec)])
+        return [place for place in table if place.seed < options.seeds or known.kept(place.spec)]
+
+    tables = [planned(experiment, known) for experiment, known in zip(experiments, records, strict=True)]
     wanted = selected(tables, options.only)
     missing = [
         (experiment, place)
@@ -50,20 +53,20 @@ def reproduce(files: tuple[Path, ...], report: bool, options: TableOptions) -> N
     jobs = [experiment.job(place, scale, runs.config(place.spec)) for experiment, place in missing]
     data, failed = options.data(), dict[str, str]()
 
-    def results() -> list[ExperimentResults]:
-        return [
-            ExperimentResults.gather(experiment, scale, runs, known, table, failed, data.instead(table))
-            for experiment, known, table in zip(experiments, records, tables, strict=True)
-        ]
-
-    def write() -> None:
-        for result in results():
-            result.write(options.results)
+    def write() -> list[tuple[ExperimentResults, str]]:
+        written = []
+        with writing_in(options.results):
+            for experiment, known in zip(experiments, records, strict=True):
+                known.read_again()
+                table = planned(experiment, known)
+                found = ExperimentResults.gather(experiment, scale, runs, known, table, failed, data.instead(table))
+                written.append((found, found.write(options.results)))
+        return written
 
     if not options.no_run:
         failed |= run_missing(runs, jobs, keep_models=options.keep_models, finished=write)
-    for result in results():
-        click.echo("\n" + result.write(options.results))
+    for result, text in write():
+        click.echo("\n" + text)
         if report:
             from results.page import write_results_page
 

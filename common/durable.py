@@ -4,8 +4,8 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -55,6 +55,19 @@ def claim_client(state_dir: Path, client: str) -> IO[bytes]:
         lock.close()
         raise
     return lock
+
+
+@contextmanager
+def writing_in(folder: Path) -> Iterator[None]:
+    """Keep other programs that write in ``folder`` with this waiting; it is made if it is missing.
+
+    Raises:
+        OSError: it cannot be made or written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def write_whole(path: Path, content: bytes, *, sync: bool = True, private: bool = False) -> None:

@@ -128,9 +128,8 @@ class Fit:
         )
 
     def write(self, folder: Path) -> str:
-        """Write the Markdown and the JSON file, and return the Markdown."""
+        """Write the Markdown and the JSON file into a folder that is there, and return the Markdown."""
         text = self.markdown()
-        folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / f"{fit_stem(self.experiment, self.scale)}.md", text.encode())
         about = {
             "experiment": self.experiment.stem,

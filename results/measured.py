@@ -154,7 +154,8 @@ class OtherFileError(FloretError):
 class Records:
     """The runs of a table that are done: those of its file of results, of files beside it, and of the runs' folders.
 
-    ``seeds`` are those that the table's own file has.
+    Attributes:
+        seeds: those that the table's own file has.
 
     Args:
         runs: where runs are made.
@@ -167,11 +168,21 @@ class Records:
 
     def __init__(self, runs: Runs, file: Path, window: int) -> None:
         self._runs, self._file, self._window = runs, file, window
-        own = [run for _, run in loaded(file, window)[1]]
-        self._known = _shared(file, window, runs) | {runs.recorded(run.about): run for run in own}
-        self._own = frozenset(runs.recorded(run.about) for run in own)
+        self._known = _shared(file, window, runs)
         self._kept = frozenset(self._known)
-        self.seeds = frozenset(run.about["config"]["seed"] for run in own)
+        self.read_again()
+
+    def read_again(self) -> None:
+        """Read the table's file again: another command may have written it, whose runs must not be lost.
+
+        Raises:
+            FloretError: the file is something else.
+        """
+        own = {self._runs.recorded(run.about): run for _, run in loaded(self._file, self._window)[1]}
+        self._own = frozenset(own)
+        self._kept |= self._own
+        self._known |= own
+        self.seeds = frozenset(run.about["config"]["seed"] for run in own.values())
 
     def need(self, specs: Iterable[RunSpec]) -> None:
         """Check that these are all the runs that the table's file has, so that none is lost when it is written.

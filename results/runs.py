@@ -487,7 +487,7 @@ class Job:
 
 
 def run_missing(
-    runs: Runs, jobs: Sequence[Job], *, keep_models: bool, finished: Callable[[], None] = lambda: None
+    runs: Runs, jobs: Sequence[Job], *, keep_models: bool, finished: Callable[[], object] = lambda: None
 ) -> dict[str, str]:
     """Make the runs that are not done, as many at a time as the engine makes, with a progress display.
 

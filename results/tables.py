@@ -104,9 +104,8 @@ class ExperimentResults:
         return stem(self.experiment, self.scale)
 
     def write(self, folder: Path) -> str:
-        """Write the Markdown and the JSON file, and return the Markdown."""
+        """Write the Markdown and the JSON file into a folder that is there, and return the Markdown."""
         text = self.markdown()
-        folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / f"{self.stem}.md", text.encode())
         write_whole(folder / f"{self.stem}.json", (json.dumps(self.data(), indent=1) + "\n").encode())
         return text

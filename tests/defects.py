@@ -2145,6 +2145,12 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "evidence",
+        "cli/reproduce.py",
+        ("what another command wrote meanwhile is lost", "known.read_again()", "pass", EXPERIMENTS),
+        ("another command writes between", "with writing_in(options.results):", "if True:", EXPERIMENTS),
+    ),
+    *_of(
+        "evidence",
         "results/measured.py",
         ("a curve is thinned from its start", "rounds[::-1][::step][::-1]", "rounds[::step]", EXPERIMENTS),
         (

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,9 @@ from typing import IO, Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from cli.main import floret
 from common.errors import ConfigError, FloretError
 from common.registry import load_class
 from results.experiment import Claim, Data, Experiment, PlannedRun, Verdict, selected
@@ -651,6 +654,47 @@ def command(file: Path, *options: str) -> list[str]:
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
     return os.environ | {"FLORET_HOME": str(tmp_path / "floret"), "FLWR_HOME": str(tmp_path / "flwr")}
+
+
+def test_what_another_command_writes_meanwhile_stays(
+    env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"name": name, "config": {"method": name}, "reported": [50]} for name in ("fedper", "fedavg")]
+    file, out = real(tmp_path, rounds=4, rows=rows, claims=[]), tmp_path / "out"
+    experiment, runs = Experiment.read(file), Runs(ROOT, out, check_run, LocalEngine(ROOT))
+    places = experiment.planned_runs([0, 1], 1, Data.of([], download=False), "client-resources-num-cpus=1", {})
+    other = next(place for place in places if place.key == ("fedavg", "IID", 1))
+    open_to_others: list[bool] = []
+    write = ExperimentResults.write
+
+    def meanwhile(*args: Any, finished: Callable[[], None], **kwargs: Any) -> dict[str, str]:
+        """Make no run; another command, for another row and seed, writes its own."""
+        measured = {other.key: done(other, runs, 0.25, 0.5)}
+        write(ExperimentResults(experiment, 1.0, measured, tuple(places), {}, {}), out)
+        finished()
+        return {}
+
+    def watched(results: ExperimentResults, folder: Path) -> str:
+        with (folder / ".lock").open() as lock:
+            open_to_others.append(unlocked(lock))
+        return write(results, folder)
+
+    monkeypatch.setattr("results.runs.run_missing", meanwhile)
+    monkeypatch.setattr(ExperimentResults, "write", watched)
+    out.mkdir()
+    ended = CliRunner().invoke(floret, command(file, "--only", "fedper")[3:], catch_exceptions=False)
+    assert ended.exit_code == 0
+    kept = json.loads((out / "real.json").read_text())["runs"]
+    assert [(run["row"], run["seed"], run["accuracy"]["after"]["window"]) for run in kept if "accuracy" in run] == [
+        ("fedavg", 1, 0.5)
+    ]
+    assert "| fedavg | 50.00 | 50.00 | +0.00 | 1 |" in (out / "real.md").read_text()
+    # No other command writes between what was read and what is written.
+    assert open_to_others == [False, False]
+    # Its runs have other keys: they are told and left.
+    changed = CliRunner().invoke(floret, command(file, "-c", "lr=0.5", "--no-run")[3:])
+    assert isinstance(changed.exception, FloretError)
+    assert "has 1 runs with other keys" in str(changed.exception)
 
 
 @pytest.mark.thorough
