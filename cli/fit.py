@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from cli.table_options import TableOptions, table_options, tell_kept
-from common.durable import writing_in
+from common.durable import locked
 from common.errors import FloretError
 
 
@@ -49,7 +49,7 @@ def fit(file: Path, grids: tuple[str, ...], options: TableOptions) -> None:
             for setting, place in planned
             if (name := runs.folder(place.spec).name) in failed
         ]
-        with writing_in(options.results):
+        with locked(options.results, wait=True):
             return Fit.gather(experiment, scale, path, records, planned, wrong).write(options.results)
 
     if not options.no_run:

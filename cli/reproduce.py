@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from cli.table_options import TableOptions, table_options, tell_kept
-from common.durable import writing_in
+from common.durable import locked
 from common.errors import FloretError
 
 
@@ -55,7 +55,7 @@ def reproduce(files: tuple[Path, ...], report: bool, options: TableOptions) -> N
 
     def write() -> list[tuple[ExperimentResults, str]]:
         written = []
-        with writing_in(options.results):
+        with locked(options.results, wait=True):
             for experiment, known in zip(experiments, records, strict=True):
                 known.read_again()
                 table = planned(experiment, known)

@@ -58,15 +58,19 @@ def claim_client(state_dir: Path, client: str) -> IO[bytes]:
 
 
 @contextmanager
-def writing_in(folder: Path) -> Iterator[None]:
-    """Keep other programs that write in ``folder`` with this waiting; it is made if it is missing.
+def locked(folder: Path, *, wait: bool) -> Iterator[None]:
+    """Have ``folder``, which is made if it is missing, alone among the programs that lock it so.
+
+    Args:
+        folder: the folder; a file ``.lock`` stays in it.
+        wait: for a program that has it.
 
     Raises:
-        OSError: it cannot be made or written.
+        OSError: it cannot be made or written; BlockingIOError: another program has it, and ``wait`` is false.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
 
 

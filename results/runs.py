@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from select import select
@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from common.config import own_keys
-from common.durable import write_whole
+from common.durable import locked, write_whole
 from common.errors import FloretError
 from common.home import importing_from
 from common.kernels import NATIVE, variables
@@ -346,11 +346,10 @@ class Runs:
         Raises:
             FloretError: one is doing so.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / ".lock").open("a") as lock:
+        with ExitStack() as held:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+                held.enter_context(locked(self._folder, wait=False))
+            except BlockingIOError as error:
                 raise FloretError(f"{self._folder}: another floret is starting runs there") from error
             yield
 

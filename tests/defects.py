@@ -2147,7 +2147,7 @@ DEFECTS: list[Defect] = [
         "evidence",
         "cli/reproduce.py",
         ("what another command wrote meanwhile is lost", "known.read_again()", "pass", EXPERIMENTS),
-        ("another command writes between", "with writing_in(options.results):", "if True:", EXPERIMENTS),
+        ("another command writes between", "with locked(options.results, wait=True):", "if True:", EXPERIMENTS),
     ),
     *_of(
         "evidence",

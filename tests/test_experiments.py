@@ -656,9 +656,7 @@ def env(tmp_path: Path) -> dict[str, str]:
     return os.environ | {"FLORET_HOME": str(tmp_path / "floret"), "FLWR_HOME": str(tmp_path / "flwr")}
 
 
-def test_what_another_command_writes_meanwhile_stays(
-    env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_command_writes_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"name": name, "config": {"method": name}, "reported": [50]} for name in ("fedper", "fedavg")]
     file, out = real(tmp_path, rounds=4, rows=rows, claims=[]), tmp_path / "out"
     experiment, runs = Experiment.read(file), Runs(ROOT, out, check_run, LocalEngine(ROOT))
@@ -679,22 +677,25 @@ def test_what_another_command_writes_meanwhile_stays(
             open_to_others.append(unlocked(lock))
         return write(results, folder)
 
+    def kept() -> list[tuple[str, int, float]]:
+        entries = json.loads((out / "real.json").read_text())["runs"]
+        return [(e["row"], e["seed"], e["accuracy"]["after"]["window"]) for e in entries if e["status"] == "done"]
+
     monkeypatch.setattr("results.runs.run_missing", meanwhile)
     monkeypatch.setattr(ExperimentResults, "write", watched)
     out.mkdir()
     ended = CliRunner().invoke(floret, command(file, "--only", "fedper")[3:], catch_exceptions=False)
     assert ended.exit_code == 0
-    kept = json.loads((out / "real.json").read_text())["runs"]
-    assert [(run["row"], run["seed"], run["accuracy"]["after"]["window"]) for run in kept if "accuracy" in run] == [
-        ("fedavg", 1, 0.5)
-    ]
+    assert kept() == [("fedavg", 1, 0.5)]
     assert "| fedavg | 50.00 | 50.00 | +0.00 | 1 |" in (out / "real.md").read_text()
     # No other command writes between what was read and what is written.
     assert open_to_others == [False, False]
-    # Its runs have other keys: they are told and left.
-    changed = CliRunner().invoke(floret, command(file, "-c", "lr=0.5", "--no-run")[3:])
+    # If it has other keys, this one says so and leaves its file.
+    (out / "real.json").unlink()
+    changed = CliRunner().invoke(floret, command(file, "-c", "lr=0.5")[3:])
     assert isinstance(changed.exception, FloretError)
     assert "has 1 runs with other keys" in str(changed.exception)
+    assert kept() == [("fedavg", 1, 0.5)]
 
 
 @pytest.mark.thorough
