@@ -20,7 +20,7 @@ import click
     "--app", default=".", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Floret's folder."
 )
 def evidence(folder: Path, experiments: Path, app: Path) -> None:
-    """Write what results say of the papers' claims: a section of FOLDER/README.md, and FOLDER/evidence.svg.
+    """Write what results say of the papers' claims: a section of FOLDER/README.md, evidence.svg and claims.md.
 
     FOLDER, docs/results by default, has the JSON files that `floret reproduce` wrote. The section stands between two
     comments in README.md; the rest of the page is left as it is. Nothing is run.

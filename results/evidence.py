@@ -1,6 +1,6 @@
-"""What the results of published tables say of the papers' claims: a section of a page, and a picture.
+"""What the results of published tables say of the papers' claims: a front page's section, a picture, a page of claims.
 
-Both are made from the files of results and of experiments alone, so they say what those say.
+They are made from the files of results and of experiments alone, so they say what those say.
 """
 
 import os
@@ -20,7 +20,7 @@ from results.tables import ExperimentResults, number, other_keys
 
 BEGIN = "<!-- Written by `floret evidence`, as far as the comment below; change the results, not this. -->"
 END = "<!-- End of what `floret evidence` writes. -->"
-PAGE, PICTURE = "README.md", "evidence.svg"
+PAGE, PICTURE, CLAIMS = "README.md", "evidence.svg", "claims.md"
 # Of an outcome: the claim holds with one seed and not with another; or against some rivals, and others were not run.
 UNDECIDED, SO_FAR = "undecided", "held so far"
 # What follows a table's name in that of a file: its scale, and what else tells it from others.
@@ -289,8 +289,8 @@ class Evidence:
             lines.append(_row(link, place, _span([margin.reported for margin in margins]), _ours(margins), judged))
         return lines
 
-    def section(self) -> str:
-        """Return the section of the page, with its comments."""
+    def claims(self) -> str:
+        """Return the page that has every claim with every file of results that can judge it."""
         findings = self.findings()
         lines = ["| Table | Claim | Run at | Reported | Ours | Outcome |", "|---|---|---|---:|---:|---|"]
         not_run = []
@@ -313,10 +313,17 @@ class Evidence:
             if not results:
                 file = Path(os.path.relpath(self.tables / f"{table}.yaml", self.folder)).as_posix()
                 not_run.append(_row(f"[{title}]({file}){fits}", *nothing, "not run"))
+        head = ["# Claim by claim", "", f"Written by `floret evidence`, beside [the front page]({PAGE}).", ""]
+        return "\n".join([*head, self.summary(), "", *lines, *not_run, "", _NOTE, ""])
+
+    def section(self) -> str:
+        """Return the section of the front page, with its comments."""
         image = f"![Margins of the papers' own methods over their best rivals, reported and ours]({PICTURE})"
-        under = "The picture has the largest run of each table; smaller ones and those with other keys are below."
-        head = [BEGIN, "", self.summary(), "", *self.papers(), "", image, "", under, "", "## Claim by claim", ""]
-        return "\n".join([*head, *lines, *not_run, "", _NOTE, "", END])
+        under = (
+            "The table has a paper's largest run with its own keys, the picture the largest of each of its tables. "
+            f"Smaller runs, runs with other keys, and how each claim is judged: [claim by claim]({CLAIMS})."
+        )
+        return "\n".join([BEGIN, "", self.summary(), "", *self.papers(), "", image, "", under, "", END])
 
     def page(self) -> str:
         """Return the page with the section as it is now; if there is none yet, one with a heading and the section.
@@ -352,15 +359,16 @@ class Evidence:
         return groups
 
     def write(self) -> list[Path]:
-        """Write page and picture, and return where they are.
+        """Write front page, picture and the page of claims, and return where they are.
 
         Raises:
             FloretError: the page has no place for the section.
         """
-        contents = {self.folder / PAGE: self.page(), self.folder / PICTURE: picture(self.groups())}
-        for path, content in contents.items():
+        contents = {PAGE: self.page(), PICTURE: picture(self.groups()), CLAIMS: self.claims()}
+        paths = {self.folder / name: content for name, content in contents.items()}
+        for path, content in paths.items():
             write_whole(path, content.encode())
-        return list(contents)
+        return list(paths)
 
 
 def short_title(experiment: Experiment) -> str:

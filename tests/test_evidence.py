@@ -1,4 +1,4 @@
-"""The evidence: what results say of the papers' claims, as a section of a page and as a picture."""
+"""The evidence: what results say of the papers' claims, as a front page's section, a picture and a page of claims."""
 
 import json
 import os
@@ -91,9 +91,8 @@ def write(
 
 
 def rows(evidence: Evidence) -> list[list[str]]:
-    """Return the cells of the section's table of claims."""
-    claims = evidence.section().partition("## Claim by claim")[2]
-    lines = [line for line in claims.splitlines() if line.startswith("| ")]
+    """Return the cells of the table of claims."""
+    lines = [line for line in evidence.claims().splitlines() if line.startswith("| ")]
     return [line.strip("| ").split(" | ") for line in lines[1:]]
 
 
@@ -334,6 +333,8 @@ def test_the_rest_of_the_page_is_kept(tmp_path: Path) -> None:
     assert text.startswith(f"# Mine\n\nabove\n\n{BEGIN}\n\nOf 1 tables")
     assert text.endswith(f"\n\n{END}\n\nbelow, β\n")
     assert "was here" not in text
+    assert "](claims.md)" in text
+    assert (tmp_path / "claims.md").read_text(encoding="utf-8") == Evidence.read(tmp_path, place, ROOT).claims()
     Evidence.read(tmp_path, place, ROOT).write()
     assert page.read_text(encoding="utf-8") == text
     for wrong in ("no comments", BEGIN, f"{END}\n{BEGIN}", f"{BEGIN}{END}{END}", f"{BEGIN}{BEGIN}{END}"):
@@ -397,6 +398,7 @@ def test_the_front_page_says_what_the_results_say() -> None:
     folder = ROOT / "docs" / "results"
     evidence = Evidence.read(folder, ROOT / "experiments", ROOT)
     assert (folder / "README.md").read_text(encoding="utf-8") == evidence.page(), "run `floret evidence`"
+    assert (folder / "claims.md").read_text(encoding="utf-8") == evidence.claims(), "as above"
     # Another matplotlib may draw other bytes; the numbers are the same.
     kept, now = (folder / "evidence.svg").read_text(encoding="utf-8"), picture(evidence.groups())
     name = "{http://www.w3.org/2000/svg}desc"
