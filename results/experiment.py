@@ -377,7 +377,7 @@ def _divided(claim: Claim, cells: Mapping[str, Mapping[int, float]]) -> bool:
 def shared_means(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[float, float] | None:
     """Return the means of two cells over the seeds that both have, None if there is none.
 
-    Another seed draws other clients, which moves all methods alike, and by more than they differ.
+    Another seed draws other clients, which moves all methods alike, often by more than they differ.
     """
     seeds = ours.keys() & theirs.keys()
     return (mean(ours[s] for s in seeds), mean(theirs[s] for s in seeds)) if seeds else None
