@@ -365,10 +365,9 @@ class Evidence:
             FloretError: the page has no place for the section.
         """
         contents = {PAGE: self.page(), PICTURE: picture(self.groups()), CLAIMS: self.claims()}
-        paths = {self.folder / name: content for name, content in contents.items()}
-        for path, content in paths.items():
-            write_whole(path, content.encode())
-        return list(paths)
+        for name, content in contents.items():
+            write_whole(self.folder / name, content.encode())
+        return [self.folder / name for name in contents]
 
 
 def short_title(experiment: Experiment) -> str:
