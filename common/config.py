@@ -204,6 +204,7 @@ class RunConfig:
 
     method: str
     seed: int = between(0)
+    data_seed: int = between(-1)
     dataset: str
     data_dir: str = field(metadata={"check": absolute_path})
     download: bool
@@ -266,6 +267,11 @@ class RunConfig:
             raise ConfigError(
                 f"precision = {self.precision!r}: privacy.unit = 'example' clips gradients, whose norms need float32"
             )
+
+    @property
+    def seed_of_data(self) -> int:
+        """What partition and splits are drawn from."""
+        return self.seed if self.data_seed < 0 else self.data_seed
 
     def check_classes_are_given(self) -> None:
         """Check that a protected run on real nodes says how many classes there are: no client tells.

@@ -87,7 +87,7 @@ class Cut:
     @classmethod
     def of(cls, config: RunConfig, name: str) -> Self:
         """Return that of the run config, for the client ``name``."""
-        return cls(config.validation_fraction, config.seed, name, config.max_samples)
+        return cls(config.validation_fraction, config.seed_of_data, name, config.max_samples)
 
     def of_training(self, n: int) -> tuple[Indices, Indices]:
         """Return the positions for training and those for validation in a training part of ``n`` samples."""
@@ -263,7 +263,7 @@ def _client_indices(source: Source, scheme: Scheme, num_clients: int) -> tuple[I
 def _split(own: Indices, partition_id: int, config: RunConfig) -> tuple[Indices, Indices, Indices]:
     """Return the training, validation and test part of a client's two or more samples ``own``."""
     n = len(own)
-    own = own[numpy_generator(config.seed, "split", str(partition_id)).permutation(n)]
+    own = own[numpy_generator(config.seed_of_data, "split", str(partition_id)).permutation(n)]
     test = min(max(round(n * config.test_fraction), 1), n - 1)
     validation = min(round(n * config.validation_fraction), n - test - 1)
     return own[test + validation :], own[test : test + validation], own[:test]

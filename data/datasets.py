@@ -117,7 +117,7 @@ class Source:
             config.download,
             config.num_classes,
             config.max_samples,
-            config.seed if config.max_samples else 0,
+            config.seed_of_data if config.max_samples else 0,
             config.image_size,
             config.image_channels,
             config.class_names,

@@ -16,13 +16,14 @@ PARTITIONS = {
     "iid": "every client a random sample of the pool, sizes equal to within one",
     "dirichlet": "each class is divided by proportions from Dirichlet(alpha); the smaller alpha, the more they differ",
     "dirichlet-balanced": "as dirichlet, but a client above the mean size gets nothing of the classes that follow",
+    "pfllib": "as dirichlet-balanced, and the very clients that PFLlib's generators of datasets make with this seed",
     "pathological": "every client has exactly classes-per-client classes",
     "extreme": "as pathological, but two clients have the same classes or none in common; leftover classes stay unused",
     "shards": "the pool sorted by label is cut into equal shards, shards-per-client of them for each client",
 }
 
 _MAX_DRAWS = 100
-_BY_ALPHA = ("dirichlet", "dirichlet-balanced")
+_BY_ALPHA = ("dirichlet", "dirichlet-balanced", "pfllib")
 _RANDOM_SIZES = (*_BY_ALPHA, "pathological", "extreme")
 _BY_CLASSES = ("pathological", "extreme")
 # The library's classes.
@@ -55,7 +56,7 @@ class Scheme:
             config.classes_per_client,
             config.shards_per_client,
             config.min_samples,
-            config.seed,
+            config.seed_of_data,
         )
 
     @property
@@ -67,6 +68,7 @@ class Scheme:
         parameter = {
             "dirichlet": f" with alpha = {self.alpha:g}",
             "dirichlet-balanced": f" with alpha = {self.alpha:g}",
+            "pfllib": f" with alpha = {self.alpha:g}",
             "pathological": f" with classes-per-client = {self.classes_per_client}",
             "extreme": f" with classes-per-client = {self.classes_per_client}",
             "shards": f" with shards-per-client = {self.shards_per_client}",
@@ -77,13 +79,13 @@ class Scheme:
 def partition(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, dataset: str) -> tuple[Indices, ...]:
     """Return for each client the sorted positions of its samples in ``labels`` (n,).
 
-    No sample has two clients. ``iid``, ``dirichlet`` and ``dirichlet-balanced`` assign every sample.
+    No sample has two clients. ``iid``, ``dirichlet``, ``dirichlet-balanced`` and ``pfllib`` assign every sample.
     ``dirichlet-balanced`` deals out the classes in ascending order and gives nothing more to a client that has more
     samples than the mean (Li et al., Federated Learning on Non-IID Data Silos, ICDE 2022, in their code; not in their
     text). Sizes differ less then, and a client has fewer classes than with ``dirichlet`` and the same alpha.
     ``pathological`` gives client i class i modulo the number of classes and draws its other classes; the samples of a
     class that no client has stay unused. ``shards`` leaves unused what remains after cutting equal shards. ``extreme``
-    is described in ``_extreme``.
+    and ``pfllib`` are described in ``_extreme`` and ``_PFLlib``.
 
     Every client needs ``min_samples`` samples, and at least 2: one for training and one for testing. If
     ``min_samples`` > 1, a partition with random sizes is redrawn, up to 100 times, until this holds; with 1 the first
@@ -95,8 +97,11 @@ def partition(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, d
     """
     check_counts(scheme, num_clients, len(np.unique(labels)), len(labels), dataset)
     # The library gives consecutive samples to a client (its IID partitioner does nothing else): shuffle them first, or
-    # the partition would depend on the order of the files, training part before test part.
+    # the partition would depend on the order of the files, training part before test part. PFLlib's depends on it.
     order = numpy_generator(scheme.seed, "partition", "order").permutation(len(labels))
+    pfllib = _PFLlib(scheme) if scheme.name == "pfllib" else None
+    if pfllib:
+        order = np.arange(len(labels))
     needed = scheme.needed
     draws = _MAX_DRAWS if scheme.min_samples > 1 and scheme.name in _RANDOM_SIZES else 1
     parts: list[Indices] = []
@@ -106,7 +111,11 @@ def partition(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, d
         at_least = needed if attempt + 1 < draws else 0
         seed = derive_seed(scheme.seed, "partition", attempt) % 2**32
         try:
-            parts = _draw(labels[order], scheme, num_clients, seed, at_least)
+            parts = (
+                pfllib.draw(labels, num_clients)
+                if pfllib
+                else _draw(labels[order], scheme, num_clients, seed, at_least)
+            )
         except ValueError as error:
             parts, refusal = [], " ".join(str(error).split())
             continue
@@ -186,6 +195,38 @@ def _draw(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, seed:
     elif scheme.name == "shards":
         arguments["num_shards_per_partition"] = scheme.shards_per_client
     return draw(labels, _LIBRARY[scheme.name], arguments, num_clients, at_least)
+
+
+class _PFLlib:
+    """The clients of PFLlib's generators of datasets (TsingZ0/PFLlib, dataset/utils/dataset_utils.py, "dir").
+
+    They divide class after class, each in random order, by proportions from Dirichlet(alpha); a client that has the
+    mean size or more gets nothing. All is drawn by one generator of NumPy's older kind, so that a seed gives the same
+    clients as there, if labels are in the order of the files, training part first, and none is missing. Theirs is 1
+    where nobody changed it. Which of a client's samples are for test is Floret's own draw.
+    """
+
+    def __init__(self, scheme: Scheme) -> None:
+        self._alpha = scheme.alpha
+        self._random = np.random.RandomState(scheme.seed % 2**32)
+
+    def draw(self, labels: npt.NDArray[np.int64], num_clients: int) -> list[Indices]:
+        """Return each client's positions in ``labels``; another call makes the next draw of the same generator.
+
+        Raises:
+            ValueError: alpha is so small that all clients that may still get samples have proportion 0.
+        """
+        parts = [labels[:0]] * num_clients
+        for label in range(labels.max() + 1):
+            positions = np.flatnonzero(labels == label)
+            self._random.shuffle(positions)
+            shares = self._random.dirichlet(np.repeat(self._alpha, num_clients))
+            shares *= [len(part) < len(labels) / num_clients for part in parts]
+            if not shares.sum() > 0:
+                raise ValueError(f"class {label}: no client that may have it gets a share; raise alpha")
+            bounds = (np.cumsum(shares / shares.sum()) * len(positions)).astype(np.int64)[:-1]
+            parts = [np.append(*both) for both in zip(parts, np.split(positions, bounds), strict=True)]
+        return parts
 
 
 def _extreme(labels: npt.NDArray[np.int64], k: int, num_clients: int, seed: int) -> list[Indices]:

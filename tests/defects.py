@@ -504,6 +504,18 @@ DEFECTS: list[Defect] = [
             f"{KEYS}::test_keys_of_partitions",
         ),
         (
+            "pfllib gives samples to clients above the mean size",
+            "len(part) < len(labels) / num_clients for part in parts",
+            "True for part in parts",
+            "tests/test_data.py::test_pfllib_makes_the_clients_that_pfllib_publishes",
+        ),
+        (
+            "each draw of pfllib begins the generator anew",
+            "        parts = [labels[:0]] * num_clients\n        for label",
+            "        self._random.seed(1)\n        parts = [labels[:0]] * num_clients\n        for label",
+            "tests/test_data.py::test_pfllib_draws_again_from_the_same_generator",
+        ),
+        (
             "dirichlet-balanced balances nothing",
             'balanced = scheme.name == "dirichlet-balanced"',
             "balanced = False",

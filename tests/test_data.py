@@ -183,6 +183,49 @@ def test_shards_are_equal_and_cover_few_classes(clients, shards, seed):
     assert all(len(np.unique(labels[part])) <= shards * spans for part in parts)
 
 
+# Samples of each class that PFLlib's repository says its clients of MNIST have (dataset/mnist/config.json: 20 clients,
+# alpha 0.1; its generator's seed is 1): the first and the last of them.
+PFLLIB_MNIST = {
+    0: {0: 140, 1: 890, 4: 1, 5: 319, 7: 29, 8: 1067, 9: 184},
+    1: {0: 5, 2: 27, 5: 19, 6: 335, 8: 6, 9: 107},
+    2: {0: 3, 3: 143, 6: 1461, 9: 23},
+    16: {0: 3628},
+    17: {1: 26, 2: 1463, 3: 1379, 4: 335, 5: 60, 7: 17, 8: 2373},
+    18: {0: 998, 5: 8, 6: 4260},
+    19: {0: 310, 1: 1, 2: 1, 3: 1, 4: 5789, 9: 1},
+}
+MNIST = (6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958)  # samples of each class, training and test part
+
+
+def test_pfllib_makes_the_clients_that_pfllib_publishes():
+    labels = np.repeat(np.arange(10), MNIST)
+    parts = partition(labels, scheme("pfllib", alpha=0.1, seed=1), 20, "toy")
+    assert len(assert_disjoint(parts, 70_000)) == 70_000
+    for i, counts in PFLLIB_MNIST.items():
+        found = np.bincount(labels[parts[i]], minlength=10)
+        assert {label: n for label, n in enumerate(found.tolist()) if n} == counts
+
+
+def test_pfllib_draws_again_from_the_same_generator():
+    labels = np.repeat(np.arange(3), 40)
+    # By seed 1 the first draw leaves a client with fewer than 10 samples; the second has the generator's next numbers.
+    few, enough = (partition(labels, scheme("pfllib", seed=1, min_samples=n), 4, "toy") for n in (2, 10))
+    assert min(map(len, few)) < 10 <= min(map(len, enough))
+    random = np.random.RandomState(1)
+    for wanted in (few, enough):
+        drawn: list[list[int]] = [[] for _ in range(4)]
+        for label in range(3):
+            own = np.where(labels == label)[0]
+            random.shuffle(own)
+            shares = random.dirichlet([0.5] * 4) * [len(part) < 30 for part in drawn]
+            ends = [int(end * 40) for end in np.cumsum(shares / shares.sum())[:-1]]
+            for part, start, end in zip(drawn, [0, *ends], [*ends, 40], strict=True):
+                part.extend(own[start:end])
+        assert [sorted(part) for part in drawn] == [part.tolist() for part in wanted]
+    text = message(partition, labels, scheme("pfllib", alpha=1e-5, seed=0, min_samples=2), 4, "toy")
+    assert text.startswith("partition pfllib with alpha = 1e-05")
+
+
 def test_shards_of_one_class_each():
     labels = np.tile(np.arange(10), 60)
     parts = partition(labels, scheme("shards", shards=2), 10, "toy")  # 20 shards of 30: half a class each

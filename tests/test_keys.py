@@ -133,11 +133,21 @@ def test_keys_of_partitions(tmp_path: Path) -> None:
         assert totals == {shards * (1797 // (10 * shards))}
     assert all(classes(client) == 10 for client in dealt(tmp_path, partition="iid"))
 
-    def largest_share(alpha: float) -> float:
-        clients = dealt(tmp_path, partition="dirichlet", alpha=alpha, min_samples=20)
+    def largest_share(alpha: float, name: str = "dirichlet") -> float:
+        clients = dealt(tmp_path, partition=name, alpha=alpha, min_samples=20)
         return float(np.mean([client.train.y.bincount().max() / len(client.train) for client in clients]))
 
     assert largest_share(100.0) < 0.25 < 0.4 < largest_share(0.1)
+    assert largest_share(0.1, "pfllib") > 0.4
+
+
+def test_data_seed_holds_clients_and_their_test_samples(tmp_path: Path) -> None:
+    def drawn(**keys: Any) -> bytes:
+        clients = dealt(tmp_path, partition="dirichlet", min_samples=20, max_samples=900, **keys)
+        return b"".join(split.x.numpy().tobytes() for client in clients for split in (client.train, client.test))
+
+    assert drawn(seed=3) == drawn(seed=3, data_seed=-1) == drawn(seed=4, data_seed=3) != drawn(seed=4)
+    assert drawn(seed=3, data_seed=0) == drawn(seed=0) != drawn(seed=3)
 
 
 def test_min_samples_of_a_run(tmp_path: Path) -> None:
@@ -625,6 +635,7 @@ COLLABORATORS = "tests/test_fedkd_fedcac_apple.py"
 COVERED = {
     "method": "tests/test_methods.py::test_bytes_are_those_of_the_formula",
     "seed": "tests/test_methods.py::test_the_seed_changes_everything_that_is_drawn",
+    "data-seed": f"{HERE}::test_data_seed_holds_clients_and_their_test_samples",
     "dataset": "tests/test_methods.py::test_a_users_own_files",
     "data-dir": f"{HERE}::test_keys_of_images",
     "download": f"{HERE}::test_download_fetches_what_is_not_there",
