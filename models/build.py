@@ -19,6 +19,7 @@ Head = Literal["last", "linear"]
 BUILDERS: dict[str, Callable[[tuple[int, ...], int], list[layers.Layer]]] = {
     "mlp": layers.mlp,
     "cnn2": layers.cnn2,
+    "cnn2-small": layers.cnn2_small,
     "cnn3": layers.cnn3,
     "cnn5": layers.cnn5,
     "cnn5-bn": layers.cnn5_bn,

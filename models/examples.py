@@ -17,8 +17,8 @@ def check_examples(model: nn.Module, name: str) -> None:
             why = "mixes the examples of a batch" if isinstance(layer, _BatchNorm) else "has none that Floret computes"
             raise ConfigError(
                 f"model = {name!r}: privacy.unit = 'example' needs the gradient of each example, and its "
-                f"{type(layer).__name__} {why}; use mlp, cnn2, cnn3, cnn5, cnn5-wide or vgg11, or privacy.unit = "
-                "'client'"
+                f"{type(layer).__name__} {why}; use mlp, cnn2, cnn2-small, cnn3, cnn5, cnn5-wide or vgg11, or "
+                "privacy.unit = 'client'"
             )
 
 

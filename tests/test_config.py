@@ -30,7 +30,7 @@ from tests.harness import ROOT, run_config
         ({"method": "fedprr"}, "(did you mean 'fedper'?)"),
         (
             {"model": "cnn"},
-            "model = 'cnn': must be one of mlp, cnn2, cnn3, cnn5, cnn5-bn, cnn5-wide, cnn5-wide-bn, resnet18",
+            "model = 'cnn': must be one of mlp, cnn2, cnn2-small, cnn3, cnn5, cnn5-bn, cnn5-wide, cnn5-wide-bn, ",
         ),
         ({"alpha": 0.0}, "alpha = 0.0: must be above 0"),
         ({"device": "tpu"}, "device = 'tpu': must be auto, cpu, or an accelerator like cuda or cuda:1"),

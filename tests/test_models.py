@@ -19,6 +19,7 @@ from models import (
 SHAPES: dict[str, tuple[int, ...]] = {
     "mlp": (1, 8, 8),
     "cnn2": (1, 28, 28),
+    "cnn2-small": (1, 28, 28),
     "cnn3": (3, 32, 32),
     "cnn5": (3, 32, 32),
     "cnn5-bn": (3, 32, 32),
@@ -55,6 +56,7 @@ def test_every_model_is_tried() -> None:
         # weights and biases, layer by layer, as one counts them from the papers
         ("mlp", (64 * 128 + 128) + (128 * 64 + 64) + (64 * 10 + 10), 64),
         ("cnn2", (25 * 32 + 32) + (25 * 32 * 64 + 64) + (1024 * 512 + 512) + (512 * 10 + 10), 512),
+        ("cnn2-small", (25 * 16 + 16) + (25 * 16 * 32 + 32) + (800 * 128 + 128) + (128 * 10 + 10), 128),
         ("cnn3", (27 * 16 + 16) + (16 * 16 * 32 + 32) + (9 * 32 * 64 + 64) + (256 * 64 + 64) + (64 * 10 + 10), 64),
         ("cnn5", CNN5, 84),
         ("cnn5-bn", CNN5 + 2 * (6 + 16), 84),
@@ -93,7 +95,16 @@ def test_a_head_of_all_linear_layers() -> None:
     lengths = {name: head_layers(name, shape, "linear") for name, shape in SHAPES.items()}
     # Of mlp, all of whose layers are linear, one is left to extract.
     lenet = dict.fromkeys(["cnn5", "cnn5-bn", "cnn5-wide", "cnn5-wide-bn"], 3)
-    assert lengths == {"mlp": 2, "cnn2": 2, "cnn3": 2, **lenet, "resnet18": 1, "vgg11": 3, "fasttext": 2}
+    assert lengths == {
+        "mlp": 2,
+        "cnn2": 2,
+        "cnn2-small": 2,
+        "cnn3": 2,
+        **lenet,
+        "resnet18": 1,
+        "vgg11": 3,
+        "fasttext": 2,
+    }
     names = tensor_names(make("vgg11", head_layers=3), "head")
     assert names == [f"head.{layer}.{kind}" for layer in ("fc1", "fc2", "fc") for kind in ("weight", "bias")]
     assert tensor_names(make("fasttext", head_layers=2), "extractor") == ["extractor.embedding.weight"]
@@ -111,7 +122,8 @@ def test_inputs_that_a_model_cannot_take(shape: tuple[int, ...], have: str) -> N
 
 
 def test_the_smallest_images_that_a_model_takes() -> None:
-    for name, smallest in (("cnn2", 16), ("cnn5", 16), ("cnn5-wide-bn", 16), ("cnn3", 24), ("vgg11", 17)):
+    sizes = {"cnn2": 16, "cnn2-small": 12, "cnn5": 16, "cnn5-wide-bn": 16, "cnn3": 24, "vgg11": 17}
+    for name, smallest in sizes.items():
         model = build_model(name, (1, smallest, smallest), 10, 1, torch.Generator())
         assert model(torch.zeros(1, 1, smallest, smallest)).shape == (1, 10)
         with pytest.raises(ConfigError):

@@ -130,6 +130,7 @@ def test_clipping_of_a_whole_update_by_hand() -> None:
     [
         ("mlp", (1, 12, 12)),
         ("cnn2", (1, 20, 20)),
+        ("cnn2-small", (1, 20, 20)),
         ("cnn3", (3, 26, 26)),
         ("cnn5", (3, 20, 20)),
         ("cnn5-wide", (3, 20, 20)),
