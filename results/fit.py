@@ -55,14 +55,19 @@ class Setting:
         return mean(map(abs, found)) if found else None
 
     @property
+    def measured(self) -> Mapping[tuple[str, str], float]:
+        """Ours minus reported as measured, in points, by row and column."""
+        return self.differences[AS_MEASURED.title]
+
+    @property
     def offset(self) -> float | None:
         """Mean over rows and columns of the difference, in points: below 0 if our numbers are lower."""
-        found = self.differences[AS_MEASURED.title].values()
+        found = self.measured.values()
         return mean(found) if found else None
 
     def difference(self, row: str) -> float | None:
         """Return the mean over columns of a row's difference, in points."""
-        found = [points for (r, _), points in self.differences[AS_MEASURED.title].items() if r == row]
+        found = [points for (r, _), points in self.measured.items() if r == row]
         return mean(found) if found else None
 
 
@@ -123,9 +128,7 @@ class Fit:
         for trial in (trial for trial in self.trials if (trial.row, trial.column) in known):
             groups.setdefault(json.dumps(self._values(trial)), []).append(trial)
         settings = [self._setting(trials) for trials in groups.values()]
-        return sorted(
-            settings, key=lambda setting: (-len(setting.differences[AS_MEASURED.title]), setting.distance() or 0.0)
-        )
+        return sorted(settings, key=lambda setting: (-len(setting.measured), setting.distance() or 0.0))
 
     def write(self, folder: Path) -> str:
         """Write the Markdown and the JSON file into a folder that is there, and return the Markdown."""
@@ -140,7 +143,7 @@ class Fit:
             "settings": [
                 {
                     "keys": dict(zip(self.varied, setting.values, strict=True)),
-                    "cells": len(setting.differences[AS_MEASURED.title]),
+                    "cells": len(setting.measured),
                     "distance": {reading.title: setting.distance(reading) for reading in READINGS},
                     "offset": setting.offset,
                 }
@@ -167,17 +170,20 @@ class Fit:
             for reading in READINGS
             if reading != AS_MEASURED and any(s.distance(reading) != s.distance() for s in settings)
         ]
-        head = [*self.varied, "cells", "distance", "offset", *(reading.title for reading in others), *rows]
+        columns_of = [[c for c in columns if any(c == column for _, column in s.measured)] for s in settings]
+        mixed = ["columns"] if any(own != columns for own in columns_of) else []
+        head = [*self.varied, "cells", *mixed, "distance", "offset", *(reading.title for reading in others), *rows]
         lines = [
             [
                 *("-" if value is None else plain(value) for value in setting.values),
-                str(len(setting.differences[AS_MEASURED.title])),
+                str(len(setting.measured)),
+                *("; ".join(own) for _ in mixed),
                 number(setting.distance()),
                 number(setting.offset, "+.2f"),
                 *(number(setting.distance(reading)) for reading in others),
                 *(f"{number(setting.ours.get(row))} ({number(setting.difference(row), '+.2f')})" for row in rows),
             ]
-            for setting in settings
+            for setting, own in zip(settings, columns_of, strict=True)
         ]
         notes = [
             f"Measured: {experiment.measure}; columns: {'; '.join(columns)}.",

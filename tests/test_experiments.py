@@ -482,8 +482,11 @@ def test_settings_are_judged_by_the_baselines_alone(tmp_path: Path) -> None:
     assert found[1].ours["One"] == pytest.approx(51.25)
     text = Fit(experiment, 1.0, ("momentum",), tuple(trials), ("One | A: why",)).markdown()
     # After training it has 90 in both columns: 40 and 29.5 above.
-    assert "| momentum | cells | distance | offset | all rows after training | One |" in text
-    assert "| 0.9 | 2 | 0.75 | -0.75 | 34.75 | 54.50 (-0.75) |" in text
+    assert "| momentum | cells | columns | distance | offset | all rows after training | One |" in text
+    assert "| 0.9 | 2 | A; B | 0.75 | -0.75 | 34.75 | 54.50 (-0.75) |" in text
+    assert "| 0.5 | 1 | A | 0.00 | +0.00 | 40.00 | 50.00 (+0.00) |" in text
+    # Settings that all have the same columns need not say which.
+    assert "| momentum | cells | distance |" in Fit(experiment, 1.0, ("momentum",), tuple(trials[:4]), ()).markdown()
     assert "- One | A: why" in text
     assert "- One: before local training." in text
     assert "- At full size." in text
