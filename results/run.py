@@ -164,7 +164,7 @@ class Run:
             "iid": "IID",
             "dirichlet": f"Dirichlet, alpha {self.setting('alpha')}",
             "dirichlet-balanced": f"Dirichlet-balanced, alpha {self.setting('alpha')}",
-            "pfllib": f"Dirichlet as PFLlib draws it, alpha {self.setting('alpha')}",
+            "pfllib": f"PFLlib's clients, alpha {self.setting('alpha')}",
             "pathological": f"pathological, {classes}",
             "extreme": f"extreme, {classes}, the same or none in common",
             "shards": f"shards, {self._counted('shards-per-client', 'shard', 'shards')} per client",
