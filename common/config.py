@@ -270,7 +270,7 @@ class RunConfig:
 
     @property
     def seed_of_data(self) -> int:
-        """What partition and splits are drawn from."""
+        """What partition, splits and the choice of ``max_samples`` are drawn from."""
         return self.seed if self.data_seed < 0 else self.data_seed
 
     def check_classes_are_given(self) -> None:
