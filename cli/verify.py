@@ -58,10 +58,13 @@ def verify(
     """
     from results.experiment import Data, selected
     from results.runs import Job, Runs, engine_of, run_missing
-    from results.verify import Comparison, Recorded, picked
+    from results.verify import Comparison, Recorded, other_files, picked
     from server_app.setup import check_run
 
-    recorded = Recorded.read(file, Data.of(places, download))
+    data = Data.of(places, download)
+    recorded = Recorded.read(file, data)
+    for text in other_files(file, data):
+        click.echo(f"floret: {file}: {text}", err=True)
     ((*wanted,),) = selected([[one.place for one in recorded]], only)
     chosen = picked([one for one in recorded if one.place in wanted], count, pick)
     failed = differ = 0

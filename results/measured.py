@@ -101,6 +101,7 @@ class MeasuredRun:
         accuracies: by ``before`` and ``after``.
         curve: round, mean test accuracy before and after local training in [0, 1], for complete rounds.
         clients: their number.
+        samples: of all clients in all splits; None if the file does not say, as older ones do not.
         bytes: of all rounds.
         seconds: that it took.
         refused: number of replies.
@@ -110,6 +111,7 @@ class MeasuredRun:
     accuracies: Mapping[str, Accuracies]
     curve: tuple[tuple[int, float | None, float | None], ...]
     clients: int
+    samples: int | None
     bytes: Traffic
     seconds: float | None
     refused: int
@@ -129,6 +131,7 @@ class MeasuredRun:
             accuracies={at: Accuracies.of(run.history, at, window) for at in ("before", "after")},
             curve=thin_curve(run.history, when),
             clients=len(run.client_names()),
+            samples=run.samples or None,
             bytes=run.figures.bytes,
             seconds=run.figures.seconds,
             refused=run.figures.refused,
@@ -251,6 +254,7 @@ def dumped(runs: Sequence[tuple[Json, MeasuredRun | None]], window: int) -> Json
                 "accuracy": {when: asdict(accuracies) for when, accuracies in run.accuracies.items()},
                 "curve": run.curve,
                 "clients": run.clients,
+                "samples": run.samples,
                 "bytes": run.bytes.to_json(),
                 "seconds": run.seconds,
                 "refused": run.refused,
@@ -321,6 +325,7 @@ def _loaded(entry: Json, content: Json) -> MeasuredRun:
         accuracies=accuracies,
         curve=tuple((int(number), before, after) for number, before, after in entry["curve"]),
         clients=int(entry["clients"]),
+        samples=None if entry.get("samples") is None else int(entry["samples"]),
         bytes=Traffic.from_json(entry["bytes"]),
         seconds=entry["seconds"],
         refused=int(entry["refused"]),

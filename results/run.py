@@ -189,6 +189,11 @@ class Run:
         own = {key if "." in key else f"{self.method}.{key}": value for key, value in self.parameters.items()}
         return {**self.config, **own}
 
+    @property
+    def samples(self) -> int:
+        """Samples of all clients in all splits; 0 if they are not known."""
+        return sum(sum(data.samples.values()) for data in self.clients.values())
+
     def client_names(self) -> list[str]:
         """Return every client of the run, those that joined later included, numbers in numerical order."""
         names = {*self.clients, *(name for line in self.rounds for name in line.clients)}

@@ -76,7 +76,7 @@ class Comparison:
 
     @classmethod
     def of(cls, recorded: Recorded, outcome: Outcome) -> Self:
-        """Compare every number of a run that the file has: curve, accuracies, clients, refused replies."""
+        """Compare every number of a run that the file has: curve, accuracies, clients, samples, refused replies."""
         old, history = recorded.run, outcome.run.history
         lines = {line.round: line for line in history.rounds}
         first, compared = "", 0
@@ -94,6 +94,7 @@ class Comparison:
             for name, value in asdict(old.accuracies[when]).items()
         ]
         pairs += [("clients", old.clients, len(outcome.run.client_names()))]
+        pairs += [("samples", old.samples, outcome.run.samples)]
         pairs += [("refused replies", old.refused, outcome.run.figures.refused)]
         known = [(name, value, new) for name, value, new in pairs if value is not None]
         return cls(
@@ -116,6 +117,17 @@ class Comparison:
             head = f"differs: {self.first or 'not in any round that the file has'}"
         why = self.elsewhere or ("commit, machine and versions are the same: compare the data",)
         return "\n".join([head, *self.differences, *(self.elsewhere if self.same else why)])
+
+
+def other_files(file: Path, data: Data) -> list[str]:
+    """Return a text for each dataset that results say was read from an npz file of another name than is given."""
+    content, _ = loaded(file)
+    given = {name: Path(place).name for name, place in data.single.items()}
+    return [
+        f"{name} was read from {then}, and {given[name]} is given"
+        for name, then in content.get("instead", {}).items()
+        if given.get(name, then) != then
+    ]
 
 
 def picked(recorded: Sequence[Recorded], count: int, seed: int) -> list[Recorded]:

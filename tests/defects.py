@@ -2190,6 +2190,7 @@ DEFECTS: list[Defect] = [
             "NATIVE",
             VERIFY,
         ),
+        ("another file than the runs read is not told", "if given.get(name, then) != then", "if False", VERIFY),
     ),
     *_of(
         "evidence",

@@ -73,7 +73,7 @@ def measured(place: PlannedRun, value: float, when: str) -> MeasuredRun:
     about = {"commit": "c", "machine": {"cpus": 2, "cpu": "", "gpus": []}, "versions": {}, "started": "", "resumed": 0}
     curve = ((1, value, value),)
     about |= {"federation-config": "", "config": dict(place.spec.keys)}
-    return MeasuredRun(accuracies, curve, 4, Traffic(1, 2), 3.0, 0, about)
+    return MeasuredRun(accuracies, curve, 4, None, Traffic(1, 2), 3.0, 0, about)
 
 
 def write(

@@ -358,7 +358,7 @@ def done(place: PlannedRun, runs: Runs, before: float, after: float) -> Measured
         "federation-config": place.spec.federation,
         "config": runs.config(place.spec),
     }
-    return MeasuredRun(accuracies(before, after), ((1, before, after),), 4, Traffic(1, 2), 3.0, 0, about)
+    return MeasuredRun(accuracies(before, after), ((1, before, after),), 4, 900, Traffic(1, 2), 3.0, 0, about)
 
 
 def test_claims_read_in_other_ways(tmp_path: Path) -> None:

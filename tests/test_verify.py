@@ -12,7 +12,7 @@ import yaml
 
 from common.errors import ConfigError, FloretError
 from results.experiment import Data
-from results.verify import Recorded, picked
+from results.verify import Recorded, other_files, picked
 from tests.conftest import PATIENCE
 from tests.harness import ROOT
 
@@ -56,6 +56,16 @@ def test_the_data_of_a_run(tmp_path: Path) -> None:
         Recorded.read(file, Data.of([f"cifar10={npz}"], False))
 
 
+def test_another_file_than_the_runs_read_is_told_before_they_are_made_again(tmp_path: Path) -> None:
+    file = results(tmp_path / "a.json", {"One": "npz"})
+    assert other_files(file, Data.of(["cifar10=mine.npz"], False)) == []
+    content = json.loads(file.read_text()) | {"instead": {"cifar10": "filled.npz"}}
+    file.write_text(json.dumps(content))
+    assert other_files(file, Data.of(["cifar10=a/filled.npz"], False)) == []
+    (text,) = other_files(file, Data.of(["cifar10=a/mine.npz"], False))
+    assert text == "cifar10 was read from filled.npz, and mine.npz is given"
+
+
 def test_files_without_runs(tmp_path: Path) -> None:
     with pytest.raises(FloretError, match=r"none\.json: no such file"):
         Recorded.read(tmp_path / "none.json", NOWHERE)
@@ -97,13 +107,15 @@ def test_a_run_made_again_agrees_or_says_why(tmp_path: Path, kernels: str) -> No
     verify = ("verify", str(file), "-o", str(tmp_path / "again"))
     agrees = floret(*verify)
     assert agrees.returncode == 0, agrees.stderr
-    # Three rounds before and after; window, last, best, weighted and spread before and after; clients, refused replies.
-    assert agrees.stdout.splitlines()[-1] == "One | IID | seed 0: agrees: 18 numbers are the same, bit for bit"
+    # Three rounds before and after; window, last, best, weighted, spread before and after; clients, samples, refused.
+    assert agrees.stdout.splitlines()[-1] == "One | IID | seed 0: agrees: 19 numbers are the same, bit for bit"
     (again,) = (tmp_path / "again").rglob("config.json")
     assert json.loads(again.read_text()).get("kernels", "native") == kernels
     content = json.loads(file.read_text())
     assert content["environments"][0]["machine"].get("kernels", "native") == kernels
     (run,) = content["runs"]
+    assert run["samples"] == 300
+    run["samples"] = 360
     shown = run["curve"][1][1]
     run["curve"][1][1] = 0.0001
     real = run["accuracy"]["after"]["best"]
@@ -121,7 +133,8 @@ def test_a_run_made_again_agrees_or_says_why(tmp_path: Path, kernels: str) -> No
         "before and after training"
     )
     assert lines[head + 1] == f"  best, after training: {real + 1e-12} then, {real} now"
-    assert lines[head + 2].startswith("  commit: 0123456789ab then, ")
-    assert lines[head + 3].startswith("  torch: 0.1 then, ")
-    assert len(lines) == head + 4
+    assert lines[head + 2] == "  samples: 360 then, 300 now"
+    assert lines[head + 3].startswith("  commit: 0123456789ab then, ")
+    assert lines[head + 4].startswith("  torch: 0.1 then, ")
+    assert len(lines) == head + 5
     assert differs.stderr.strip() == f"floret: {file}: 1 of 1 runs differ; see above"
