@@ -283,6 +283,8 @@ def loaded(path: Path, window: int | None = None) -> tuple[Json, list[tuple[Json
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise OtherFileError(f"{path}: is not of this version's format; move it, or name another folder")
+        if not isinstance(content.get("instead", {}), dict):
+            raise TypeError("instead names no datasets")
         if window is not None and content["window"] != window:
             raise OtherFileError(f"{path}: averages the last {content['window']} rounds, not {window}; move it")
         return content, [(entry, _loaded(entry, content)) for entry in content["runs"] if "accuracy" in entry]

@@ -64,6 +64,9 @@ def test_another_file_than_the_runs_read_is_told_before_they_are_made_again(tmp_
     assert other_files(file, Data.of(["cifar10=a/filled.npz"], False)) == []
     (text,) = other_files(file, Data.of(["cifar10=a/mine.npz"], False))
     assert text == "cifar10 was read from filled.npz, and mine.npz is given"
+    file.write_text(json.dumps(content | {"instead": ["filled.npz"]}))
+    with pytest.raises(FloretError, match=r"a\.json: is no file of results \(TypeError: instead names no datasets\)"):
+        Recorded.read(file, Data.of(["cifar10=mine.npz"], False))
 
 
 def test_files_without_runs(tmp_path: Path) -> None:
