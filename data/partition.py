@@ -99,8 +99,8 @@ def partition(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, d
     # The library gives consecutive samples to a client (its IID partitioner does nothing else): shuffle them first, or
     # the partition would depend on the order of the files, training part before test part. PFLlib's depends on it.
     pfllib = _PFLlib(scheme) if scheme.name == "pfllib" else None
-    shuffled = numpy_generator(scheme.seed, "partition", "order").permutation(len(labels))
-    order = np.arange(len(labels)) if pfllib else shuffled
+    shuffle = numpy_generator(scheme.seed, "partition", "order")
+    order = np.arange(len(labels)) if pfllib else shuffle.permutation(len(labels))
     needed = scheme.needed
     draws = _MAX_DRAWS if scheme.min_samples > 1 and scheme.name in _RANDOM_SIZES else 1
     parts: list[Indices] = []
