@@ -42,16 +42,18 @@ def reproduce(files: tuple[Path, ...], report: bool, options: TableOptions) -> N
 
     tables = [planned(experiment, known) for experiment, known in zip(experiments, records, strict=True)]
     wanted = selected(tables, options.only)
-    missing = [
-        (experiment, place)
+    every = [
+        (experiment, known, place)
         for experiment, table, known in zip(experiments, wanted, records, strict=True)
         for place in table
+    ]
+    tell_kept(((known, place) for _, known, place in every), options.results)
+    jobs = [
+        experiment.job(place, scale, runs.config(place.spec))
+        for experiment, known, place in every
         if not known.kept(place.spec)
     ]
-    count = sum(map(len, wanted))
-    tell_kept(count - len(missing), count, options.results)
-    jobs = [experiment.job(place, scale, runs.config(place.spec)) for experiment, place in missing]
-    data, failed = options.data(), dict[str, str]()
+    failed = dict[str, str]()
 
     def write() -> list[tuple[ExperimentResults, str]]:
         written = []
@@ -59,7 +61,7 @@ def reproduce(files: tuple[Path, ...], report: bool, options: TableOptions) -> N
             for experiment, known in zip(experiments, records, strict=True):
                 known.read_again()
                 table = planned(experiment, known)
-                found = ExperimentResults.gather(experiment, scale, runs, known, table, failed, data.instead(table))
+                found = ExperimentResults.gather(experiment, scale, runs, known, table, failed)
                 written.append((found, found.write(options.results)))
         return written
 

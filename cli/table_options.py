@@ -13,6 +13,7 @@ from common.errors import FloretError
 
 if TYPE_CHECKING:
     from results.experiment import Data, Experiment, PlannedRun
+    from results.measured import Records
     from results.runs import Runs
 
 _OPTIONS = (
@@ -150,7 +151,13 @@ def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def tell_kept(kept: int, wanted: int, folder: Path) -> None:
-    """Say how many of the runs are in the results already."""
+def tell_kept(records: "Iterable[tuple[Records, PlannedRun]]", folder: Path) -> None:
+    """Say how many of the runs are in the results already, and which of them read another npz file than is given."""
+    from results.measured import other_files
+
+    every = [(known.kept(place.spec), place.spec) for known, place in records]
+    kept = [(run, spec) for run, spec in every if run]
     if kept:
-        click.echo(f"{kept} of {wanted} runs are in the results of {folder}")
+        click.echo(f"{len(kept)} of {len(every)} runs are in the results of {folder}")
+    for text in other_files(kept):
+        click.echo(f"floret: {folder}: {text}", err=True)

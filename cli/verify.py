@@ -52,21 +52,22 @@ def verify(
     """Make runs of FILE again, chosen at random, and say whether every number is the same.
 
     FILE is a JSON file of `floret reproduce` or `floret fit`. A run that agrees does so bit for bit. For one that
-    differs the first round that does is told, and what else does: commit, machine, versions of packages. It is an error
+    differs the first round that does is told, and what else does: data, commit, machine, versions. It is an error
     if one differs. A run that was made with portable kernels is made with them again. Runs that the folder --output has
     are compared, not made again.
     """
     from results.experiment import Data, selected
+    from results.measured import other_files
     from results.runs import Job, Runs, engine_of, run_missing
-    from results.verify import Comparison, Recorded, other_files, picked
+    from results.verify import Comparison, Recorded, picked
     from server_app.setup import check_run
 
     data = Data.of(places, download)
     recorded = Recorded.read(file, data)
-    for text in other_files(file, data):
-        click.echo(f"floret: {file}: {text}", err=True)
     ((*wanted,),) = selected([[one.place for one in recorded]], only)
     chosen = picked([one for one in recorded if one.place in wanted], count, pick)
+    for text in other_files((one.run, one.place.spec) for one in chosen):
+        click.echo(f"floret: {file}: {text}", err=True)
     failed = differ = 0
     for kernels in sorted({one.kernels for one in chosen}):
         same = [one for one in chosen if one.kernels == kernels]

@@ -94,7 +94,7 @@ class TableResult:
             runs[*cell, seed] = run
         others = other_keys(experiment, scale, runs, defaults)
         named = variant.replace("-", " ") or (f"with other {', '.join(others)}" if others else "")
-        return cls(path.stem, named, ExperimentResults(experiment, scale, runs, (), {}, {}, others))
+        return cls(path.stem, named, ExperimentResults(experiment, scale, runs, (), {}, others))
 
     @property
     def experiment(self) -> Experiment:

@@ -418,12 +418,6 @@ class Data:
         where = {"data-dir": place} if place and keys["dataset"] != "digits" else {}
         return {**keys, **instead, **where, "download": self.download}
 
-    def instead(self, planned: Sequence[PlannedRun]) -> dict[str, str]:
-        """Return the npz file that stands for a dataset, by the dataset's name; nothing if no run reads such a file."""
-        if all(one.spec.keys["dataset"] != "npz" for one in planned):
-            return {}
-        return {name: Path(place).name for name, place in self.single.items() if place.endswith(".npz")}
-
 
 def selected(tables: Sequence[Sequence[PlannedRun]], patterns: Sequence[str]) -> list[list[PlannedRun]]:
     """Return the runs whose row matches one of the patterns for rows, and whose column one of those for columns.

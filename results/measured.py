@@ -6,6 +6,7 @@ while a table of many hours is run, and gone on with on another machine.
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,14 +16,14 @@ from typing import Any, Self
 from common.config import own_keys
 from common.errors import FloretError
 from results.history import History, Json, Traffic
-from results.runs import Outcome, Runs, RunSpec
+from results.runs import Outcome, Runs, RunSpec, npz_name
 
 log = logging.getLogger("flwr")
 
 FORMAT = 2
 # A curve of more rounds is thinned to about so many points.
 POINTS = 40
-_ABOUT = ("started", "resumed", "federation-config")
+_ABOUT = ("started", "resumed", "federation-config", "file")
 ENVIRONMENT = ("commit", "machine", "versions")
 # Methods whose clients use the global model itself: those that ``serves_global`` of their strategies marks.
 GLOBAL_MODEL = frozenset({"criticalfl", "fedavg", "fedpa", "fedprox"})
@@ -105,7 +106,8 @@ class MeasuredRun:
         bytes: of all rounds.
         seconds: that it took.
         refused: number of replies.
-        about: the conditions it ran under, see ``results.runs.Outcome``; ``config`` without other methods' keys.
+        about: the conditions it ran under, see ``results.runs.Outcome``; ``config`` without other methods' keys;
+            ``file`` is None, too, if the file of results does not say, as older ones do not.
     """
 
     accuracies: Mapping[str, Accuracies]
@@ -200,9 +202,10 @@ class Records:
                 "keys, or another --results folder"
             )
 
-    def kept(self, spec: RunSpec) -> bool:
-        """Return whether the table's file of results, or one beside it, had the run."""
-        return self._runs.folder(spec).name in self._kept
+    def kept(self, spec: RunSpec) -> MeasuredRun | None:
+        """Return the run that the table's file of results, or one beside it, had; None if none had it."""
+        name = self._runs.folder(spec).name
+        return self._known[name] if name in self._kept else None
 
     def get(self, spec: RunSpec, when: str) -> MeasuredRun | None:
         """Return what a run measured, ``when`` being that of its row; None if it is not done.
@@ -217,6 +220,17 @@ class Records:
                 return None
             self._known[name] = MeasuredRun.of(outcome, when, self._window)
         return self._known[name]
+
+
+def other_files(runs: Iterable[tuple[MeasuredRun, RunSpec]]) -> list[str]:
+    """Return a text for each npz file that runs read where one of another name is given.
+
+    Args:
+        runs: that are done, and what would be run now.
+    """
+    names = ((run.about["file"], npz_name(spec.keys)) for run, spec in runs)
+    counts = Counter((then, now) for then, now in names if then and then != now)
+    return [f"{many} of these runs read {then}, and {now} is given" for (then, now), many in counts.items()]
 
 
 def thin_curve(history: History, when: str) -> tuple[tuple[int, float | None, float | None], ...]:
@@ -283,8 +297,6 @@ def loaded(path: Path, window: int | None = None) -> tuple[Json, list[tuple[Json
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise OtherFileError(f"{path}: is not of this version's format; move it, or name another folder")
-        if not isinstance(content.get("instead", {}), dict):
-            raise TypeError("instead names no datasets")
         if window is not None and content["window"] != window:
             raise OtherFileError(f"{path}: averages the last {content['window']} rounds, not {window}; move it")
         return content, [(entry, _loaded(entry, content)) for entry in content["runs"] if "accuracy" in entry]
@@ -315,7 +327,7 @@ def _shared(file: Path, window: int, runs: Runs) -> dict[str, MeasuredRun]:
 
 
 def _loaded(entry: Json, content: Json) -> MeasuredRun:
-    about = {key: entry[key] for key in _ABOUT} | content["environments"][entry["environment"]]
+    about = {key: entry[key] for key in _ABOUT if key != "file"} | content["environments"][entry["environment"]]
     config = {**content["config"], **entry["config"]}
     if not isinstance(config["seed"], int) or not all(isinstance(v, str) for v in (entry["row"], entry["column"])):
         raise TypeError("a run has no seed, row or column")
@@ -323,6 +335,9 @@ def _loaded(entry: Json, content: Json) -> MeasuredRun:
     values = [value for one in accuracies.values() for value in asdict(one).values()]
     if not all(value is None or isinstance(value, int | float) for value in values):
         raise TypeError("an accuracy is no number")
+    file = entry.get("file")
+    if not isinstance(file, str | None):
+        raise TypeError("a run's file is no name")
     return MeasuredRun(
         accuracies=accuracies,
         curve=tuple((int(number), before, after) for number, before, after in entry["curve"]),
@@ -331,7 +346,7 @@ def _loaded(entry: Json, content: Json) -> MeasuredRun:
         bytes=Traffic.from_json(entry["bytes"]),
         seconds=entry["seconds"],
         refused=int(entry["refused"]),
-        about=about | {"config": config},
+        about=about | {"config": config, "file": file},
     )
 
 

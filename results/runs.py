@@ -58,12 +58,17 @@ class RunSpec:
     federation: str
 
 
+def npz_name(config: Mapping[str, Any]) -> str | None:
+    """Return the name of the npz file that a run with these keys reads; None if it reads none."""
+    return Path(config["data-dir"]).name if config["dataset"] == "npz" else None
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A finished run and the conditions it ran under.
 
     ``about`` has the ``run`` directory's name, ``config``, ``federation-config``, ``commit``, ``machine``, ``started``,
-    ``resumed`` (how often) and ``versions``.
+    ``resumed`` (how often), ``versions`` and ``file``: the name of the npz file that it read, None if it read none.
     """
 
     run: Run
@@ -394,7 +399,8 @@ class Runs:
             return None
         try:
             about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
-            return Outcome(read_run(folder / about["run"]), about)
+            run = read_run(folder / about["run"])
+            return Outcome(run, about | {"file": npz_name(run.config)})
         except (OSError, ValueError, KeyError, RecursionError, FloretError) as error:
             raise FloretError(f"{folder}: cannot be read ({error}); remove it to make the run again") from error
 

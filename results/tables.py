@@ -62,7 +62,6 @@ class ExperimentResults:
         runs: those that are done, by row, column and seed.
         planned: all of them.
         failed: why a run failed, by row, column and seed.
-        instead: the file that stood for a dataset, by the dataset's name.
         other_keys: keys with which runs differ from the table's, each with its value or values.
     """
 
@@ -71,7 +70,6 @@ class ExperimentResults:
     runs: Mapping[tuple[str, str, int], MeasuredRun]
     planned: tuple[PlannedRun, ...]
     failed: Mapping[tuple[str, str, int], str]
-    instead: Mapping[str, str]
     other_keys: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -83,7 +81,6 @@ class ExperimentResults:
         records: Records,
         planned: Sequence[PlannedRun],
         failed: Mapping[str, str],
-        instead: Mapping[str, str],
     ) -> "ExperimentResults":
         """Read the runs that are done; ``failed`` is by the name of the run's folder."""
         measured: dict[tuple[str, str, int], MeasuredRun] = {}
@@ -96,7 +93,7 @@ class ExperimentResults:
             elif folder in failed:
                 reasons[place.key] = failed[folder]
         others = other_keys(experiment, scale, measured, runs.defaults)
-        return cls(experiment, scale, measured, tuple(planned), reasons, dict(instead), others)
+        return cls(experiment, scale, measured, tuple(planned), reasons, others)
 
     @property
     def stem(self) -> str:
@@ -185,7 +182,6 @@ class ExperimentResults:
         ]
         if refused:
             notes.append(f"Replies that were refused, and so are in no aggregate: {'; '.join(refused)}.")
-        notes += [f"{name} was read from {file}." for name, file in sorted(self.instead.items())]
         total = sum(run.seconds or 0.0 for run in self.runs.values())
         seeds = ", ".join(map(str, self.seeds()))
         notes.append(f"{len(self.runs)} of {len(self.planned)} runs (seeds {seeds}), {total / 60:.0f} minutes of runs.")
@@ -221,7 +217,6 @@ class ExperimentResults:
             "measure": str(experiment.measure),
             "scale": self.scale,
             "seeds": self.seeds(),
-            "instead": dict(self.instead),
             "claims": [
                 {"claim": text, "in_the_paper": str(paper), "here": str(ours)} for text, paper, ours in self.verdicts()
             ],
@@ -329,12 +324,15 @@ def number(value: float | None, form: str = ".2f") -> str:
 
 
 def environment_notes(abouts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return of which commit, on which machine and with which versions runs were made, a sentence each.
+    """Return from which npz file, of which commit, on which machine and with which versions runs were made.
+
+    A sentence each.
 
     Args:
         abouts: what the runs say of themselves; see ``results.runs.Outcome``.
     """
-    notes = []
+    files = sorted({about["file"] for about in abouts if about["file"]})
+    notes = [f"Read from: {'; '.join(files)}."] if files else []
     for key, text in (("commit", "Commit"), ("machine", "Machine"), ("versions", "Versions")):
         found = {_plain(key, about[key]) for about in abouts}
         notes += [f"{text}: {'; '.join(sorted(found))}."] if found else []

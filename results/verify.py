@@ -66,7 +66,7 @@ class Comparison:
         compared: how many numbers the file has.
         first: the first round that differs, with the old and the new accuracies, a text; empty if none does.
         differences: a text for each number that differs over rounds: its name, old and new.
-        elsewhere: what of commit, machine and versions is not the same, a text each.
+        elsewhere: what of data file, commit, machine and versions is not the same, a text each.
     """
 
     compared: int
@@ -119,17 +119,6 @@ class Comparison:
         return "\n".join([head, *self.differences, *(self.elsewhere if self.same else why)])
 
 
-def other_files(file: Path, data: Data) -> list[str]:
-    """Return a text for each dataset that results say was read from an npz file of another name than is given."""
-    content, _ = loaded(file)
-    given = {name: Path(place).name for name, place in data.single.items()}
-    return [
-        f"{name} was read from {then}, and {given[name]} is given"
-        for name, then in content.get("instead", {}).items()
-        if given.get(name, then) != then
-    ]
-
-
 def picked(recorded: Sequence[Recorded], count: int, seed: int) -> list[Recorded]:
     """Return ``count`` runs at random, or all if there are no more; the same ones for the same seed."""
     return random.Random(seed).sample(list(recorded), min(count, len(recorded)))
@@ -157,7 +146,8 @@ def _spec(run: MeasuredRun, data: Data) -> RunSpec:
 
 def _elsewhere(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     says: dict[str, Callable[[Any], Json]] = {"commit": lambda value: {"commit": value}}
-    found = []
+    files = old["file"], new["file"]
+    found = [f"data: {files[0]} then, {files[1]} now"] if files[0] and files[0] != files[1] else []
     for key in ENVIRONMENT:
         then, now = (says.get(key, dict)(about[key]) for about in (old, new))
         found += [

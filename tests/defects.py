@@ -2178,6 +2178,17 @@ DEFECTS: list[Defect] = [
             'at = reading.when or "before"',
             EXPERIMENTS,
         ),
+        ("another file than the runs read is not told", "if then and then != now)", "if False)", VERIFY),
+    ),
+    *_of(
+        "evidence",
+        "results/runs.py",
+        (
+            "the file that a run read is not kept",
+            'about | {"file": npz_name(run.config)}',
+            'about | {"file": None}',
+            VERIFY,
+        ),
     ),
     *_of(
         "evidence",
@@ -2190,7 +2201,6 @@ DEFECTS: list[Defect] = [
             "NATIVE",
             VERIFY,
         ),
-        ("another file than the runs read is not told", "if given.get(name, then) != then", "if False", VERIFY),
     ),
     *_of(
         "evidence",

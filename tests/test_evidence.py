@@ -72,7 +72,7 @@ def measured(place: PlannedRun, value: float, when: str) -> MeasuredRun:
     accuracies = {when: Accuracies(value, value, value, value, 0.0), other: Accuracies(0.9, 0.9, 0.9, 0.9, 0.0)}
     about = {"commit": "c", "machine": {"cpus": 2, "cpu": "", "gpus": []}, "versions": {}, "started": "", "resumed": 0}
     curve = ((1, value, value),)
-    about |= {"federation-config": "", "config": dict(place.spec.keys)}
+    about |= {"federation-config": "", "config": dict(place.spec.keys), "file": None}
     return MeasuredRun(accuracies, curve, 4, None, Traffic(1, 2), 3.0, 0, about)
 
 
@@ -84,7 +84,7 @@ def write(
     every = experiment.planned_runs([0, 1], scale, Data("", {}, False), "", keys or {})
     planned = [one for one in every if one.seed < len(cells.get((one.row, one.column), []))]
     runs = {one.key: measured(one, cells[one.row, one.column][one.seed], experiment.when(one.row)) for one in planned}
-    results = ExperimentResults(experiment, scale, runs, tuple(planned), {}, {})
+    results = ExperimentResults(experiment, scale, runs, tuple(planned), {})
     results.write(folder)
     path = folder / f"{results.stem}.json"
     return path.rename(path.with_stem(f"{path.stem}-{variant}")) if variant else path

@@ -357,6 +357,7 @@ def done(place: PlannedRun, runs: Runs, before: float, after: float) -> Measured
         "resumed": 0,
         "federation-config": place.spec.federation,
         "config": runs.config(place.spec),
+        "file": None,
     }
     return MeasuredRun(accuracies(before, after), ((1, before, after),), 4, 900, Traffic(1, 2), 3.0, 0, about)
 
@@ -368,7 +369,7 @@ def test_claims_read_in_other_ways(tmp_path: Path) -> None:
     # Row One is measured before training, Two after it.
     one, two = (place for place in planned if place.column == "A")
     measured = {one.key: done(one, runs, 0.2, 0.7), two.key: done(two, runs, 0.3, 0.6)}
-    results = ExperimentResults(experiment, 1.0, measured, tuple(planned), {}, {})
+    results = ExperimentResults(experiment, 1.0, measured, tuple(planned), {})
     ((_, found),) = results.readings()
     # Ways that change no number are left out.
     assert {reading.title: verdict.short for reading, verdict in found} == {
@@ -380,11 +381,11 @@ def test_claims_read_in_other_ways(tmp_path: Path) -> None:
     # Measured before training, Two is 0.3; as the model that its clients use, 0.6; One's model is the global one.
     both = read(tmp_path, measure={"when": "before", "last-rounds": 10})
     (in_use,) = (reading for reading in READINGS if reading.title == "global models before, others after")
-    numbers = ExperimentResults(both, 1.0, measured, tuple(planned), {}, {}).numbers(in_use)
+    numbers = ExperimentResults(both, 1.0, measured, tuple(planned), {}).numbers(in_use)
     assert [numbers[row]["A"][0] for row in ("One", "Two")] == pytest.approx([20, 60])
     # Nor is a way by which no claim can be judged: not of both rows is there a number before training.
     unknown = replace(measured[two.key], accuracies={**measured[two.key].accuracies, "before": Accuracies()})
-    fewer = ExperimentResults(experiment, 1.0, measured | {two.key: unknown}, tuple(planned), {}, {})
+    fewer = ExperimentResults(experiment, 1.0, measured | {two.key: unknown}, tuple(planned), {})
     assert [reading.title for reading, _ in fewer.readings()[0][1]] == ["as measured", "all rows after training"]
 
 
@@ -398,10 +399,10 @@ def test_what_is_kept_is_what_was_measured(tmp_path: Path, caplog: pytest.LogCap
     runs = Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
     planned = experiment.planned_runs([0], 1, Data("", {}, False), "", {})
     measured = {place.key: done(place, runs, 0.25, 1 / 3) for place in planned[:2]}
-    ExperimentResults(experiment, 1.0, measured, tuple(planned), {}, {}).write(tmp_path)
+    ExperimentResults(experiment, 1.0, measured, tuple(planned), {}).write(tmp_path)
     file = tmp_path / "small.json"
     records = Records(runs, file, window=10)
-    assert [records.kept(place.spec) for place in planned] == [True, True, False, False]
+    assert [bool(records.kept(place.spec)) for place in planned] == [True, True, False, False]
     for place in planned[:2]:
         kept = records.get(place.spec, "after")
         assert kept is not None
@@ -411,7 +412,7 @@ def test_what_is_kept_is_what_was_measured(tmp_path: Path, caplog: pytest.LogCap
     # Another table that needs the same runs finds them, if it averages as many rounds; other files do not matter.
     (tmp_path / "config.json").write_text("[]")
     elsewhere = Records(runs, tmp_path / "other.json", window=10)
-    assert [elsewhere.kept(place.spec) for place in planned] == [True, True, False, False]
+    assert [bool(elsewhere.kept(place.spec)) for place in planned] == [True, True, False, False]
     assert elsewhere.seeds == frozenset()
     elsewhere.need([])
     assert not Records(runs, tmp_path / "other.json", window=9).kept(planned[0].spec)
@@ -671,7 +672,7 @@ def test_what_another_command_writes_meanwhile_stays(tmp_path: Path, monkeypatch
     def meanwhile(*args: Any, finished: Callable[[], None], **kwargs: Any) -> dict[str, str]:
         """Make no run; another command, for another row and seed, writes its own."""
         measured = {other.key: done(other, runs, 0.25, 0.5)}
-        write(ExperimentResults(experiment, 1.0, measured, tuple(places), {}, {}), out)
+        write(ExperimentResults(experiment, 1.0, measured, tuple(places), {}), out)
         finished()
         return {}
 

@@ -2,17 +2,20 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from common.errors import ConfigError, FloretError
 from results.experiment import Data
-from results.verify import Recorded, other_files, picked
+from results.measured import other_files
+from results.verify import Recorded, picked
 from tests.conftest import PATIENCE
 from tests.harness import ROOT
 
@@ -56,17 +59,23 @@ def test_the_data_of_a_run(tmp_path: Path) -> None:
         Recorded.read(file, Data.of([f"cifar10={npz}"], False))
 
 
-def test_another_file_than_the_runs_read_is_told_before_they_are_made_again(tmp_path: Path) -> None:
-    file = results(tmp_path / "a.json", {"One": "npz"})
-    assert other_files(file, Data.of(["cifar10=mine.npz"], False)) == []
-    content = json.loads(file.read_text()) | {"instead": {"cifar10": "filled.npz"}}
+def told(file: Path, *places: str) -> list[str]:
+    return other_files((one.run, one.place.spec) for one in Recorded.read(file, Data.of(places, False)))
+
+
+def test_another_file_than_runs_read_is_told(tmp_path: Path) -> None:
+    file = results(tmp_path / "a.json", {"One": "npz", "Two": "npz", "Three": "npz", "Four": "digits"})
+    assert told(file, "cifar10=mine.npz") == []  # older results do not say
+    content = json.loads(file.read_text())
+    for run, name in zip(content["runs"], ("filled.npz", "mine.npz", "filled.npz", None), strict=True):
+        run["file"] = name
     file.write_text(json.dumps(content))
-    assert other_files(file, Data.of(["cifar10=a/filled.npz"], False)) == []
-    (text,) = other_files(file, Data.of(["cifar10=a/mine.npz"], False))
-    assert text == "cifar10 was read from filled.npz, and mine.npz is given"
-    file.write_text(json.dumps(content | {"instead": ["filled.npz"]}))
-    with pytest.raises(FloretError, match=r"a\.json: is no file of results \(TypeError: instead names no datasets\)"):
-        Recorded.read(file, Data.of(["cifar10=mine.npz"], False))
+    assert told(file, "cifar10=a/mine.npz") == ["2 of these runs read filled.npz, and mine.npz is given"]
+    assert told(file, "cifar10=a/filled.npz") == ["1 of these runs read mine.npz, and filled.npz is given"]
+    content["runs"][0]["file"] = ["filled.npz"]
+    file.write_text(json.dumps(content))
+    with pytest.raises(FloretError, match=r"a\.json: is no file of results \(TypeError: a run's file is no name\)"):
+        told(file, "cifar10=mine.npz")
 
 
 def test_files_without_runs(tmp_path: Path) -> None:
@@ -83,27 +92,68 @@ def test_runs_are_picked_by_their_seed(tmp_path: Path) -> None:
     assert len(picked(every, 99, 0)) == 8
 
 
+class Commands:
+    """``floret`` in processes, with a table of one run that it can make.
+
+    Args:
+        folder: for all files; the table is ``real.yaml`` in it.
+        keys: of the run, besides those here.
+    """
+
+    def __init__(self, folder: Path, **keys: Any) -> None:
+        table = {
+            "title": "T",
+            "paper": "P",
+            "table": 1,
+            "measure": {"when": "after", "last-rounds": 2},
+            "clients": 2,
+            "config": {"dataset": "digits", "rounds": 3, "partition": "iid", "max-samples": 300} | keys,
+            "columns": [{"name": "IID", "config": {}}],
+            "rows": [{"name": "One", "config": {"method": "fedper"}, "reported": [50]}],
+            "claims": [],
+        }
+        (folder / "real.yaml").write_text(yaml.safe_dump(table))
+        self._env = os.environ | {"FLORET_HOME": str(folder / "floret"), "FLWR_HOME": str(folder / "flwr")}
+
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
+        command = [sys.executable, "-m", "cli.main", *words]
+        return subprocess.run(command, env=self._env, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
+
+
+@pytest.mark.thorough
+def test_the_npz_file_that_a_run_read_is_kept(tmp_path: Path) -> None:
+    floret = Commands(tmp_path, dataset="cifar10", model="mlp")
+    generator = np.random.default_rng(0)
+    x, y = generator.integers(0, 256, (300, 8, 8, 3), np.uint8), np.arange(300) % 3
+    mine, other = tmp_path / "mine.npz", tmp_path / "other.npz"
+    np.savez(mine, x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
+    shutil.copy(mine, other)
+    out = tmp_path / "out"
+    made = floret("reproduce", str(tmp_path / "real.yaml"), "-o", str(out), "--data", f"cifar10={mine}")
+    assert made.returncode == 0, made.stderr
+    (run,) = json.loads((out / "real.json").read_text())["runs"]
+    assert run["file"] == "mine.npz"
+    assert "- Read from: mine.npz." in (out / "real.md").read_text().splitlines()
+    # With another file the run is still that of the first one, and so it is told.
+    given = ("--data", f"cifar10={other}")
+    again = floret("reproduce", str(tmp_path / "real.yaml"), "-o", str(out), *given)
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.strip() == f"floret: {out}: 1 of these runs read mine.npz, and other.npz is given"
+    assert json.loads((out / "real.json").read_text())["runs"] == [run]
+    verified = floret("verify", str(out / "real.json"), "-o", str(tmp_path / "again"), *given)
+    assert verified.returncode == 0, verified.stderr
+    said = f"floret: {out / 'real.json'}: 1 of these runs read mine.npz, and other.npz is given"
+    assert said in verified.stderr.splitlines()
+    *_, agrees, elsewhere = verified.stdout.splitlines()
+    assert agrees == "One | IID | seed 0: agrees: 19 numbers are the same, bit for bit"
+    assert elsewhere == "  data: mine.npz then, other.npz now"
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("kernels", ["native", "portable"])
 def test_a_run_made_again_agrees_or_says_why(tmp_path: Path, kernels: str) -> None:
-    table = {
-        "title": "T",
-        "paper": "P",
-        "table": 1,
-        "measure": {"when": "after", "last-rounds": 2},
-        "clients": 2,
-        "config": {"dataset": "digits", "rounds": 3, "partition": "iid", "max-samples": 300},
-        "columns": [{"name": "IID", "config": {}}],
-        "rows": [{"name": "One", "config": {"method": "fedper"}, "reported": [50]}],
-        "claims": [],
-    }
-    (tmp_path / "real.yaml").write_text(yaml.safe_dump(table))
-    env = os.environ | {"FLORET_HOME": str(tmp_path / "floret"), "FLWR_HOME": str(tmp_path / "flwr")}
-
-    def floret(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "cli.main", *words]
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
-
+    floret = Commands(tmp_path)
     made = floret("reproduce", str(tmp_path / "real.yaml"), "-o", str(tmp_path / "out"), "--kernels", kernels)
     assert made.returncode == 0, made.stderr
     file = tmp_path / "out" / "real.json"
