@@ -1030,6 +1030,12 @@ DEFECTS: list[Defect] = [
         "strategies/core/update_norms.py",
         ("nothing is absurd", "ABSURD = 20.0", "ABSURD = 1e60", AGGREGATION),
         (
+            "who still learns is refused when the others have learned",
+            "_LEARNING = 5e-3",
+            "_LEARNING = 1e-3",
+            AGGREGATION,
+        ),
+        (
             "what is usual is the largest",
             "return median(self._rounds[group])",
             "return max(self._rounds[group])",

@@ -91,11 +91,27 @@ def test_what_is_usual_and_what_is_absurd() -> None:
     for absurd in (ABSURD * 5.001, float("inf"), float("nan")):
         with pytest.raises(FloretError, match="its update of w is"):
             norms.check({"w": absurd}, {})
-    # far below the size of the weights themselves nothing is absurd
-    norms.check({"w": 200.0}, {"w": 10_000.0})
+    # 20 times half a percent of the size of the weights themselves, a tenth of it, is never absurd
+    norms.check({"w": 1000.0}, {"w": 10_000.0})
+    with pytest.raises(FloretError, match="its update of w is 200 times as large as usual"):
+        norms.check({"w": 1001.0}, {"w": 10_000.0})
     again = UpdateNorms()
     again.load_state_dict(norms.state_dict())
     assert again.usual("w") == 5.0
+
+
+def test_a_client_that_still_learns_is_not_absurd_beside_others_that_have_learned() -> None:
+    """The sizes are those of FedALA on CIFAR-10, FedDFPA's table 1, in round 145: an honest client with 969 samples."""
+    norms = UpdateNorms()
+    for size in (1.1e-4, 1.85e-5):
+        norms.note({"extractor": size})
+        norms.end_round()
+    weights = {"extractor": 0.019}
+    assert norms.usual("extractor") == 1.85e-5
+    norms.check({"extractor": 20.3 * 1.9e-5}, weights)
+    # In round 8 the usual size was 1.1e-4: what was absurd then is so now.
+    with pytest.raises(FloretError, match="its update of extractor is 119 times as large as usual"):
+        norms.check({"extractor": 20 * 1.1e-4}, weights)
 
 
 def test_what_is_held_is_read_from_a_file() -> None:

@@ -15,8 +15,9 @@ from common.tensors import NamedArrays
 # So many times the usual size is absurd. An honest client whose data are a hundred times the others' makes updates ten
 # times as large at most when its steps all go the same way, since sizes count by the square root of the steps.
 ABSURD = 20.0
-# Updates below this part of the global tensors' size are never absurd: at the end of training nothing is usual.
-_NEGLIGIBLE = 1e-3
+# What is usual counts as no less than this part of the global tensors' size. While clients learn, their updates are 0.4
+# to 2 % of it; when most know their data by heart they are 0.1 % and less, and one that still learns would be absurd.
+_LEARNING = 5e-3
 # Arrays below so many bytes are not worth a place in a file.
 _SMALL = 1 << 16
 # Rounds that count for what is usual.
@@ -65,7 +66,7 @@ class UpdateNorms:
             usual = self.usual(group)
             if usual is None:
                 continue
-            if not size <= ABSURD * max(usual, _NEGLIGIBLE * floors.get(group, 0.0), 1e-12):
+            if not size <= ABSURD * max(usual, _LEARNING * floors.get(group, 0.0), 1e-12):
                 times = size / max(usual, 1e-12)
                 raise FloretError(
                     f"its update of {group} is {times:.3g} times as large as usual; from {ABSURD:g} times on it is "
