@@ -327,7 +327,7 @@ def _shared(file: Path, window: int, runs: Runs) -> dict[str, MeasuredRun]:
 
 
 def _loaded(entry: Json, content: Json) -> MeasuredRun:
-    about = {key: entry[key] for key in _ABOUT if key != "file"} | content["environments"][entry["environment"]]
+    about = {key: {"file": None, **entry}[key] for key in _ABOUT} | content["environments"][entry["environment"]]
     config = {**content["config"], **entry["config"]}
     if not isinstance(config["seed"], int) or not all(isinstance(v, str) for v in (entry["row"], entry["column"])):
         raise TypeError("a run has no seed, row or column")
@@ -335,8 +335,7 @@ def _loaded(entry: Json, content: Json) -> MeasuredRun:
     values = [value for one in accuracies.values() for value in asdict(one).values()]
     if not all(value is None or isinstance(value, int | float) for value in values):
         raise TypeError("an accuracy is no number")
-    file = entry.get("file")
-    if not isinstance(file, str | None):
+    if not isinstance(about["file"], str | None):
         raise TypeError("a run's file is no name")
     return MeasuredRun(
         accuracies=accuracies,
@@ -346,7 +345,7 @@ def _loaded(entry: Json, content: Json) -> MeasuredRun:
         bytes=Traffic.from_json(entry["bytes"]),
         seconds=entry["seconds"],
         refused=int(entry["refused"]),
-        about=about | {"config": config, "file": file},
+        about=about | {"config": config},
     )
 
 

@@ -1031,8 +1031,8 @@ DEFECTS: list[Defect] = [
         ("nothing is absurd", "ABSURD = 20.0", "ABSURD = 1e60", AGGREGATION),
         (
             "who still learns is refused when the others have learned",
-            "_LEARNING = 5e-3",
-            "_LEARNING = 1e-3",
+            "_LEAST_USUAL = 5e-3",
+            "_LEAST_USUAL = 1e-3",
             AGGREGATION,
         ),
         (

@@ -93,7 +93,7 @@ def test_what_is_usual_and_what_is_absurd() -> None:
             norms.check({"w": absurd}, {})
     # 20 times half a percent of the size of the weights themselves, a tenth of it, is never absurd
     norms.check({"w": 1000.0}, {"w": 10_000.0})
-    with pytest.raises(FloretError, match="its update of w is 200 times as large as usual"):
+    with pytest.raises(FloretError, match="its update of w is 20 times as large as usual"):
         norms.check({"w": 1001.0}, {"w": 10_000.0})
     again = UpdateNorms()
     again.load_state_dict(norms.state_dict())
@@ -110,7 +110,7 @@ def test_a_client_that_still_learns_is_not_absurd_beside_others_that_have_learne
     assert norms.usual("extractor") == 1.85e-5
     norms.check({"extractor": 20.3 * 1.9e-5}, weights)
     # In round 8 the usual size was 1.1e-4: what was absurd then is so now.
-    with pytest.raises(FloretError, match="its update of extractor is 119 times as large as usual"):
+    with pytest.raises(FloretError, match=r"its update of extractor is 23\.2 times as large as usual"):
         norms.check({"extractor": 20 * 1.1e-4}, weights)
 
 

@@ -15,9 +15,9 @@ from common.tensors import NamedArrays
 # So many times the usual size is absurd. An honest client whose data are a hundred times the others' makes updates ten
 # times as large at most when its steps all go the same way, since sizes count by the square root of the steps.
 ABSURD = 20.0
-# What is usual counts as no less than this part of the global tensors' size. While clients learn, their updates are 0.4
-# to 2 % of it; when most know their data by heart they are 0.1 % and less, and one that still learns would be absurd.
-_LEARNING = 5e-3
+# What is usual counts as no less than this part of the global tensors' size. While clients learn, updates of an
+# extractor are 0.7 to 2 % of it; when most know their data by heart they are 0.1 %, and who still learns seems absurd.
+_LEAST_USUAL = 5e-3
 # Arrays below so many bytes are not worth a place in a file.
 _SMALL = 1 << 16
 # Rounds that count for what is usual.
@@ -66,11 +66,11 @@ class UpdateNorms:
             usual = self.usual(group)
             if usual is None:
                 continue
-            if not size <= ABSURD * max(usual, _LEARNING * floors.get(group, 0.0), 1e-12):
-                times = size / max(usual, 1e-12)
+            usual = max(usual, _LEAST_USUAL * floors.get(group, 0.0), 1e-12)
+            if not size <= ABSURD * usual:
                 raise FloretError(
-                    f"its update of {group} is {times:.3g} times as large as usual; from {ABSURD:g} times on it is "
-                    "refused"
+                    f"its update of {group} is {size / usual:.3g} times as large as usual; from {ABSURD:g} times on it "
+                    "is refused"
                 )
 
     def note(self, sizes: Mapping[str, float]) -> None:
