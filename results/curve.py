@@ -87,7 +87,7 @@ class Study:
         without: what the place of sweeps without the key is called.
         panels: in order.
         sweeps: what they were read from: by panel, each sweep.json without what a run says of itself.
-        about: of each run that says it, with which commit, machine and versions it was made.
+        about: of each run that says it, from which npz file, with which commit, machine and versions it was made.
     """
 
     key: str
@@ -112,7 +112,8 @@ class Study:
                 sweep = json.loads(file.read_text(encoding="utf-8"))
                 found = [(file, dict(run["keys"]), run["summary"]) for run in sweep["runs"] if run["summary"]]
                 grid = [str(each) for each in sweep.get("grid", ())]
-                abouts = [{part: run["about"][part] for part in ENVIRONMENT} for run in sweep["runs"] if "about" in run]
+                told = [run["about"] for run in sweep["runs"] if "about" in run]
+                abouts = [{part: each[part] for part in ENVIRONMENT} | {"file": each.get("file")} for each in told]
                 environment_notes(abouts)
                 if not all(s[m] is None or _is_number(s[m]) for _, _, s in found for m in MEASURES.values()):
                     raise ValueError("an accuracy is no number")

@@ -329,10 +329,10 @@ def environment_notes(abouts: Sequence[Mapping[str, Any]]) -> list[str]:
     A sentence each.
 
     Args:
-        abouts: what the runs say of themselves; see ``results.runs.Outcome``. Those of a curve have no ``file``.
+        abouts: what the runs say of themselves; see ``results.runs.Outcome``.
     """
-    files = {file for about in abouts if (file := about.get("file"))}
-    notes = [f"Read from: {'; '.join(sorted(files))}."] if files else []
+    files = sorted({about["file"] for about in abouts if about["file"]})
+    notes = [f"Read from: {'; '.join(files)}."] if files else []
     for key, text in (("commit", "Commit"), ("machine", "Machine"), ("versions", "Versions")):
         found = {_plain(key, about[key]) for about in abouts}
         notes += [f"{text}: {'; '.join(sorted(found))}."] if found else []

@@ -17,12 +17,17 @@ KEY = "privacy.epsilon"
 SAME = 'data-dir="/a folder" model="mlp"'
 
 
-def write_sweep(folder: Path, *keys: dict[str, Any], offset: float = 0.0) -> Path:
-    """Write a sweep whose accuracies follow from its keys: 0.5 + epsilon / 100 + seed / 1000 + offset."""
+def write_sweep(folder: Path, *keys: dict[str, Any], offset: float = 0.0, file: str | None = None) -> Path:
+    """Write a sweep whose accuracies follow from its keys: 0.5 + epsilon / 100 + seed / 1000 + offset.
+
+    Without ``file`` its runs do not say which npz file they read, as those of older sweeps.
+    """
+    read = {"file": file} if file else {}
     runs = [
         {
             "keys": each,
-            "about": {"commit": "c0ffee", "machine": {"cpus": 2, "cpu": "x", "gpus": []}, "versions": {"python": "3"}},
+            "about": read
+            | {"commit": "c0ffee", "machine": {"cpus": 2, "cpu": "x", "gpus": []}, "versions": {"python": "3"}},
             "summary": {
                 "test": 0.5 + each.get(KEY, 20) / 100 + each["seed"] / 1000 + offset,
                 "before": 0.4,
@@ -44,7 +49,9 @@ def sweeps(tmp_path: Path) -> list[str]:
     plain = [{"method": m, "seed": s} for m in ("fedavg", "fedper") for s in (0, 2)]
     folders = {
         "10 clients": [write_sweep(tmp_path / "a", *private), write_sweep(tmp_path / "b", *plain)],
-        "100 clients": [write_sweep(tmp_path / "c", {"method": "fedavg", KEY: 1.0, "seed": 0}, offset=-0.1)],
+        "100 clients": [
+            write_sweep(tmp_path / "c", {"method": "fedavg", KEY: 1.0, "seed": 0}, offset=-0.1, file="x.npz")
+        ],
     }
     return [f"{name}={folder}" for name, each in folders.items() for folder in each]
 
@@ -57,9 +64,10 @@ def test_the_tables(tmp_path: Path, sweeps: list[str]) -> None:
     page = (tmp_path / "found.md").read_text()
     assert done.output.endswith(page)
     lines = page.splitlines()
-    assert lines[:17] == [
+    assert lines[:18] == [
         "# Accuracy over privacy.epsilon",
         "",
+        "- Read from: x.npz.",
         "- Commit: c0ffee.",
         "- Machine: 2 CPUs, x.",
         "- Versions: python 3.",
@@ -104,7 +112,7 @@ def test_what_both_are_made_of_is_kept(tmp_path: Path, sweeps: list[str]) -> Non
     Study.read(KEY, "none", folders).write(tmp_path / "v1.5")
     kept = json.loads((tmp_path / "v1.5.json").read_text())
     assert [len(sweep["runs"]) for sweep in kept["sweeps"]["10 clients"]] == [8, 4]
-    assert kept["environment"][0] == "Commit: c0ffee."
+    assert kept["environment"][:2] == ["Read from: x.npz.", "Commit: c0ffee."]
     assert "a folder" not in (tmp_path / "v1.5.json").read_text()
 
 
