@@ -23,6 +23,8 @@ log = logging.getLogger("flwr")
 FORMAT = 2
 # A curve of more rounds is thinned to about so many points.
 POINTS = 40
+# As many of the keys in which runs differ stand in a message.
+_NAMED = 3
 _ABOUT = ("started", "resumed", "federation-config", "file")
 ENVIRONMENT = ("commit", "machine", "versions")
 # Methods whose clients use the global model itself: those that ``serves_global`` of their strategies marks.
@@ -195,11 +197,16 @@ class Records:
         Raises:
             FloretError: there are others.
         """
-        others = self._own - {self._runs.folder(spec).name for spec in specs}
+        wanted = tuple(specs)
+        others = self._own - {self._runs.folder(spec).name for spec in wanted}
         if others:
+            runs = [self._known[name].about for name in sorted(others)]
+            keys = min((self._runs.differences(run, spec) for run in runs for spec in wanted), key=len, default=[])
+            shown = keys[:_NAMED] + [f"and {len(keys) - _NAMED} more"] * (len(keys) > _NAMED)
             raise FloretError(
-                f"{self._file}: has {len(others)} runs with other keys than those of this command; give it the same "
-                "keys, or another --results folder"
+                f"{self._file}: has {len(others)} runs with other keys than those of this command"
+                + (f" (the nearest has {', '.join(shown)})" if shown else "")
+                + "; give it the same keys, or another --results folder"
             )
 
     def kept(self, spec: RunSpec) -> MeasuredRun | None:

@@ -377,10 +377,19 @@ class Runs:
         """Return the name of the folder of a run whose ``about`` was kept; keys that it lacks had their defaults."""
         return self._name({**self.defaults, **about["config"]}, about["federation-config"])
 
+    def differences(self, about: Mapping[str, Any], spec: RunSpec) -> list[str]:
+        """Return a text for each key, and the federation config, in which a run whose ``about`` was kept is another."""
+        then = _computed({**self.defaults, **about["config"]}) | {"--federation-config": about["federation-config"]}
+        now = _computed(self.config(spec)) | {"--federation-config": spec.federation}
+        return [
+            f"{key}={json.dumps(then.get(key))} (here {json.dumps(now.get(key))})"
+            for key in sorted(then.keys() | now.keys())
+            if then.get(key) != now.get(key)
+        ]
+
     @staticmethod
     def _name(config: Mapping[str, Any], federation: str) -> str:
-        own = {key: value for key, value in own_keys(config).items() if key not in PLACES + _REAL_NODES}
-        text = json.dumps([own, federation], sort_keys=True)
+        text = json.dumps([_computed(config), federation], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def done(self, spec: RunSpec) -> bool:
@@ -649,6 +658,11 @@ def _portable(config: Mapping[str, Any]) -> dict[str, str]:
     """Return what a run's ``config.json`` says of its kernels, if they were the same from its start to its end."""
     kinds = {part.get("kernels", NATIVE) for part in (config, *config.get("resumed", []))}
     return {"kernels": kinds.pop()} if len(kinds) == 1 and NATIVE not in kinds else {}
+
+
+def _computed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a config that change what a run computes."""
+    return {key: value for key, value in own_keys(config).items() if key not in PLACES + _REAL_NODES}
 
 
 def _last_run(folder: Path) -> Path | None:

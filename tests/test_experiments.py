@@ -432,8 +432,24 @@ def test_what_is_kept_is_what_was_measured(tmp_path: Path, caplog: pytest.LogCap
         Records(runs, file, window=9)
     # Nothing that is there is lost by a command that would not write it again.
     records.need(place.spec for place in planned)
-    with pytest.raises(FloretError, match="has 1 runs with other keys than those of this command; give it the same"):
+    with pytest.raises(
+        FloretError, match=r"has 1 runs with other keys than those of this command \(the nearest has .*; give"
+    ):
         records.need(place.spec for place in planned[1:])
+    faster = [replace(place.spec, keys={**place.spec.keys, "lr": 0.5}) for place in planned]
+    with pytest.raises(FloretError, match=r"has 2 runs .* \(the nearest has lr=0.3 \(here 0.5\)\); give it the same"):
+        records.need(faster)
+    many = {"batch-size": 7, "rounds": 2, "lr": 0.5, "momentum": 0.25}
+    fewer = [replace(place.spec, keys={**place.spec.keys, **many}, federation="num-supernodes=3") for place in planned]
+    with pytest.raises(FloretError) as lost:
+        records.need(fewer)
+    federation, batch = planned[0].spec.federation, runs.defaults["batch-size"]
+    assert str(lost.value).endswith(
+        f'(the nearest has --federation-config="{federation}" (here "num-supernodes=3"), batch-size={batch} (here 7), '
+        "lr=0.3 (here 0.5), and 2 more); give it the same keys, or another --results folder"
+    )
+    with pytest.raises(FloretError, match="has 2 runs with other keys than those of this command; give it the same"):
+        records.need([])
     # A key that came later had its default then.
     del content["config"]["weight-decay"]
     file.write_text(json.dumps(content))
@@ -765,7 +781,10 @@ def test_a_table_is_run_told_and_not_run_again(env: dict[str, str], tmp_path: Pa
     kept_now = json.loads((tmp_path / "out" / "real-scale0.5.json").read_text())
     assert [(r["row"], r["seed"]) for r in kept_now["runs"] if r["status"] == "done"] == [("One", 0), ("One", 1)]
     other = run("--only", "One", "-c", "lr=0.5")
-    assert "has 2 runs with other keys than those of this command" in other.stderr
+    said = (
+        "has 2 runs with other keys than those of this command (the nearest has lr=0.01 (here 0.5)); give it the same"
+    )
+    assert said in other.stderr
     # A file that is none is told, and left.
     (tmp_path / "out" / "real-scale0.5.json").write_text(written[:-9])
     broken = run("--only", "One")
