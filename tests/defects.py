@@ -234,6 +234,12 @@ DEFECTS: list[Defect] = [
             "return {}",
             f"{METHODS}::test_absent_clients_of_fedavg_are_given_the_global_model_to_evaluate",
         ),
+        (
+            "absent clients measure a model newer than the others do",
+            "return to_record(self.aggregate()), self._means()",
+            "self._set_arrays(to_record(self.aggregate()))\n        return self._record, self._means()",
+            f"{METHODS}::test_a_global_model_is_measured_before_as_the_round_began_with_it",
+        ),
     ),
     *_of(
         "rounds",
@@ -1498,6 +1504,12 @@ DEFECTS: list[Defect] = [
             "        if not self.parameters.valve:\n            return super().serving()",
             "        if self.parameters.valve:\n            return super().serving()",
             f"{HEADS}::test_gpfl_predicts_by_the_personal_route",
+        ),
+        (
+            "GPFL: momentum multiplies what mu takes from the valve",
+            "momentum=0.0, weight_decay",
+            "weight_decay",
+            f"{HEADS}::test_valve_and_embeddings_have_mu_as_weight_decay_and_no_momentum",
         ),
     ),
     *_of(

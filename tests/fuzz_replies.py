@@ -26,7 +26,8 @@ from flwr.serverapp import Grid
 from common.config import folder_name
 from common.errors import LONGEST_TEXT
 from common.proof import PROOF, sign
-from common.wire import pack, to_record
+from common.tensors import NamedArrays
+from common.wire import pack, to_record, views
 from server_app.federation import LARGEST_MODEL, Federation
 from server_app.rounds import log_line, round_of
 from server_app.settings import read_config
@@ -246,8 +247,6 @@ def check_strategy(strategy: FloretStrategy) -> str:
     line = round_of(1, strategy, 1.0)
     json.dumps(line.to_json(), allow_nan=False)
     check_line(log_line(line, 2, 1.0))
-    for array in strategy.arrays.values():
-        assert array.dtype == np.float32
     return strategy.refused[0][1] if strategy.refused else ""
 
 
@@ -280,23 +279,25 @@ def train_case(rng: Random) -> str:
     """Train, with one spoilt reply: if it is refused, the result is that of the others alone."""
     strategy = strategy_of(rng.choice(list(METHODS)))
 
-    def fold(clients: Iterable[int], *, spoilt: bool) -> None:
+    def fold(clients: Iterable[int], *, spoilt: bool) -> NamedArrays:
         strategy.post._kept.clear()
         list(strategy.configure_train(1, to_record(strategy.initial_arrays()), ConfigRecord(), None))  # type: ignore[arg-type]
         replies = [reply_of(str(i), "train", train_content(strategy, i)) for i in clients]
         if spoilt:
             replies[int(SPOILT)] = spoil(rng, replies[int(SPOILT)])
         with np.errstate(over="ignore", invalid="ignore"):
-            strategy.aggregate_train(1, replies)
+            record, _ = strategy.aggregate_train(1, replies)
+        found = {} if record is None else views(record)
+        assert all(array.dtype == np.float32 for array in found.values())
+        return found
 
-    fold(range(CLIENTS), spoilt=True)
+    found = fold(range(CLIENTS), spoilt=True)
     reason = check_strategy(strategy)
     assert (SPOILT in strategy.post) == (strategy.relays and not reason)
     if reason:
-        found = strategy.arrays
-        fold([i for i in range(CLIENTS) if str(i) != SPOILT], spoilt=False)
-        assert found.keys() == strategy.arrays.keys()
-        assert all(np.array_equal(found[name], array) for name, array in strategy.arrays.items())
+        others = fold([i for i in range(CLIENTS) if str(i) != SPOILT], spoilt=False)
+        assert found.keys() == others.keys()
+        assert all(np.array_equal(found[name], array) for name, array in others.items())
     return reason
 
 

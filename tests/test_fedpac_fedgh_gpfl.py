@@ -610,8 +610,8 @@ def test_gpfl_predicts_by_the_personal_route(tmp_path: Path) -> None:
     assert outcome.history[-1]["clients"]["0"]["after"]["test"] == pytest.approx(accuracy)
 
 
-def test_mu_is_the_weight_decay_of_valve_and_embeddings(tmp_path: Path) -> None:
-    outcome = federate(tmp_path, 2, method="gpfl", rounds=1, gpfl__mu=0.3, weight_decay=0.02)
+def test_valve_and_embeddings_have_mu_as_weight_decay_and_no_momentum(tmp_path: Path) -> None:
+    outcome = federate(tmp_path, 2, method="gpfl", rounds=1, gpfl__mu=0.3, weight_decay=0.02, momentum=0.8)
     client = standing(outcome.grid.contexts[NODE], last_train(outcome))
     made: dict[float, Sgd] = {}
     optimizer = client.optimizer
@@ -629,6 +629,7 @@ def test_mu_is_the_weight_decay_of_valve_and_embeddings(tmp_path: Path) -> None:
         0.02: {id(p) for p in client.model.parameters()},
         0.3: {id(p) for p in networks},
     }
+    assert {decay: one._momentum for decay, one in made.items()} == {0.02: 0.8, 0.3: 0.0}
 
 
 # All of them

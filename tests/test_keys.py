@@ -747,7 +747,7 @@ COVERED = {
     "gpfl.magnitude": f"{HEADS}::test_gpfl_with_all_switches_off_is_fedper",
     "gpfl.magnitude-reduction": f"{HEADS}::test_the_loss_of_gpfl",
     "gpfl.lambda": f"{HEADS}::test_the_loss_of_gpfl",
-    "gpfl.mu": f"{HEADS}::test_mu_is_the_weight_decay_of_valve_and_embeddings",
+    "gpfl.mu": f"{HEADS}::test_valve_and_embeddings_have_mu_as_weight_decay_and_no_momentum",
     "fedproto.lambda": LOSS,
     "fedproto.inference": f"{HERE}::test_fedproto_predicts_by_what_inference_says",
     "fedkd.student-model": f"{COLLABORATORS}::test_the_student_may_be_another_model",

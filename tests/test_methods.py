@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
 from client_app.client import MODEL
 from common.errors import FloretError
@@ -15,7 +15,7 @@ from common.wire import from_record, to_record
 from data import load_client
 from server_app.settings import read_config
 from strategies import METHODS
-from strategies.core import Client
+from strategies.core import Client, FloretStrategy
 from strategies.fedper import FedPer
 from tests.harness import EVERY_METHOD, EXTRACTOR, HEAD, ON_MLP, Outcome, federate, kept, run_config, standing, timeless
 
@@ -208,6 +208,37 @@ def test_absent_clients_of_fedavg_are_given_the_global_model_to_evaluate(tmp_pat
     for client in absent:
         assert client["before"] is not None
         assert client["bytes"] == {"up": 0, "down": 4 * (EXTRACTOR + HEAD)}
+
+
+@pytest.mark.parametrize(
+    ("method", "keys"), [("fedavg", {}), ("fedpa", {}), ("lg-fedavg", {"lg_fedavg__fedavg_rounds": 3})]
+)
+def test_a_global_model_is_measured_before_as_the_round_began_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, keys: dict[str, Any]
+) -> None:
+    sent: dict[tuple[int, str], list[bytes]] = {}
+    original = FloretStrategy._message
+
+    def noted(
+        strategy: FloretStrategy,
+        client: Client,
+        kind: str,
+        arrays: ArrayRecord,
+        server_round: int,
+        config: ConfigRecord,
+    ) -> Message:
+        found = from_record(arrays)
+        model = b"".join(found[name].tobytes() for name in sorted(found) if name.startswith(("extractor.", "head.")))
+        sent.setdefault((server_round, kind), []).append(model)
+        return original(strategy, client, kind, arrays, server_round, config)
+
+    monkeypatch.setattr(FloretStrategy, "_message", noted)
+    federate(tmp_path, 6, method=method, participation=0.5, rounds=3, evaluate_every=1, **keys)
+    for server_round in (1, 2, 3):
+        trained, measured = (sent[server_round, kind] for kind in (MessageType.TRAIN, MessageType.EVALUATE))
+        assert len(trained) == len(measured) == 3
+        assert len({*trained, *measured}) == 1
+    assert len({sent[server_round, MessageType.TRAIN][0] for server_round in (1, 2, 3)}) == 3
 
 
 def test_without_a_validation_split_nothing_is_judged_by_it(tmp_path: Path) -> None:

@@ -50,14 +50,14 @@ class GPFL(FloretClient):
             self.memory[CONTEXT] = self._context()
 
     def train(self) -> float:
-        """Train model and networks together, the latter with a weight decay of their own."""
+        """Train model and networks together, the latter without momentum and with a weight decay of their own."""
         networks = [parameter for network in self.networks.values() for parameter in network.parameters()]
         optimizers = [self.optimizer(self.model.parameters())]
         if networks:
             self._frozen = self._embeddings().detach().clone()
             self._global = self._frozen.mean(0)
             self._all = torch.ones(len(self._frozen), dtype=torch.bool, device=self.device)
-            optimizers.append(self.optimizer(networks, weight_decay=self.parameters.mu))
+            optimizers.append(self.optimizer(networks, momentum=0.0, weight_decay=self.parameters.mu))
 
         def step(batch: Batch) -> Tensor:
             for optimizer in optimizers:

@@ -101,7 +101,7 @@ class FloretStrategy(Method, Strategy):
         statistics: groups of tensors whose size says nothing of an update: honest ones may differ by any factor, and
             ``accumulate`` checks their range itself.
         parameters: the method's own.
-        arrays: the global tensors of this round, to read.
+        arrays: the global tensors that this round began with, to read.
         round: the round that clients train in, from 1.
         post: what each client sent last, before this round.
         peers: by name, the clients whose tensors out of ``post`` a client is sent in this round; for the history.
@@ -196,7 +196,8 @@ class FloretStrategy(Method, Strategy):
     def evaluation_payload(self, client: Client, server_round: int) -> Mapping[str, np.ndarray | Array]:
         """Return the tensors that ``client``, which did not take part in this round, is sent for evaluation.
 
-        The global ones if they are the model that clients use, else nothing: it measures its own.
+        The global ones, as the round began with them, if they are the model that clients use, else nothing: it measures
+        its own.
         """
         return self.arrays if self.serves_global else {}
 
@@ -310,14 +311,16 @@ class FloretStrategy(Method, Strategy):
             self.protection.pay(len(self.roster.present()), server_round)
         self.post.end_round()
         self.norms.end_round()
-        self._set_arrays(to_record(self.aggregate()))
-        return self._record, self._means()
+        return to_record(self.aggregate()), self._means()
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return a message for each client that did not take part in this round, but for those that were asked and did
         not answer.
+
+        A global model is sent as the round began with it, not the new ``arrays``: so all clients measure the same one
+        *before*.
         """
         known = self.results.keys() | self._silent
         absent = [client for client in self.roster.present() if client.name not in known]
