@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -170,8 +170,10 @@ class FloretClient(NumPyClient):
         message: the scalars of this round's message.
         data: the client's splits, on ``device``.
         protection: what is private about the message; None if nothing is protected.
+        goes_on: whether a round goes on from what the client has itself, not from what the server sends.
     """
 
+    goes_on: ClassVar[bool] = False
     parameters: Any
 
     def __init__(self, setting: ClientSetting) -> None:
@@ -270,6 +272,7 @@ class FloretClient(NumPyClient):
         """
         started = time.perf_counter()
         self.take("train", parameters, config)
+        self._check_start()
         self.receive()
         spent = self._pay() if self.protection else {}
         metrics: dict[str, Any] = self._accuracies("before")
@@ -656,12 +659,6 @@ class FloretClient(NumPyClient):
         round: a head without noise would carry the examples into the gradients of the extractor.
         """
         check_examples(self.model, self.config.model)
-        # What did not come would be the client's own, perhaps of a run that protected nothing.
-        lacking = set(self.shared_names()) - self.received.keys()
-        if lacking:
-            raise FloretError(
-                f"the server sent no {min(lacking)}; with privacy.unit = 'example' it must send all of them"
-            )
         tensors, names = self._agreed.tensors, self.feeding()
         personal = {name: tensors[name].clone() for name in names}
         first = self.initial_model().state_dict()
@@ -780,6 +777,20 @@ class FloretClient(NumPyClient):
         payload = filtered(payload, self.setting.filters.receives)
         self.message = payload.scalars
         self.received = {name: torch.from_numpy(array).to(self.device) for name, array in payload.tensors.items()}
+
+    def _check_start(self) -> None:
+        """Check that all came that the round starts from.
+
+        Raises:
+            FloretError: a tensor is missing. In its place would be that of the personal model, which would leave.
+        """
+        down = self._agreed.downlink
+        needed = [] if self.goes_on else [n for n in self.shared_names() if n in down and not down[n].optional]
+        lacking = set(needed) - self.received.keys()
+        if lacking:
+            raise FloretError(
+                f"the server sent no {min(lacking)}; {self.config.method} starts a round from what it sends"
+            )
 
     def _leaving(
         self,

@@ -90,6 +90,7 @@ class Policy:
     max_state_gb: int = _number(100, 1)
     privacy: tuple[str, ...] = _names(("none", "example", "client"))
     noise_by_server: bool = False
+    min_noise: float = _number(0.1, 0)
     max_epsilon: float = _number(0.0, 0)
     delta: float = field(default=1e-5, metadata=between(0, 0.1, above=True).metadata)
 
@@ -104,6 +105,7 @@ class Policy:
             min_class_samples=1,
             min_steps=1,
             noise_by_server=True,
+            min_noise=0.0,
         )
 
     @classmethod
@@ -202,7 +204,7 @@ class Policy:
             PolicyError: they are too few.
         """
         if config.privacy.on:
-            # What leaves is noised, and a refusal would tell of the number.
+            # What leaves has the noise of ``min-noise`` at least, and a refusal would tell of the number.
             return
         samples = len(data.train)
         if samples < self.min_samples:
@@ -258,8 +260,8 @@ class Policy:
         return f"it sends {' and '.join(wrong)}" if wrong else ""
 
     def budget(self) -> Budget:
-        """Return what may be spent on privacy over all runs together."""
-        return Budget(self.max_epsilon, self.delta)
+        """Return what may be spent on privacy over all runs together, and the least noise."""
+        return Budget(self.max_epsilon, self.delta, self.min_noise)
 
     def kinds(self) -> set[str]:
         """Return the kinds of tensors that may leave."""

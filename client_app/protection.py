@@ -4,6 +4,7 @@ With ``privacy.unit = "example"`` everything that feeds the shared part is train
 ``"client"`` it is trained as ever, and what leaves is clipped as a whole, and noised if nobody else does it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -83,10 +84,11 @@ class MemoryAccount:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a node permits over all runs together; ``epsilon`` 0 for no limit."""
+    """What a node permits: over all runs together ``epsilon``, 0 for no limit; in each ``noise`` at least."""
 
     epsilon: float
     delta: float
+    noise: float = 0.0
 
 
 class LedgerAccount:
@@ -128,6 +130,13 @@ class LedgerAccount:
 
     def pay(self, releases: Sequence[Release], attempts: Sequence[int] = (), count: float | None = None) -> None:
         """Write what is released into the ledger; it is on the disk when this returns."""
+        # Where the server adds the noise, it is trusted with it.
+        least = min((release.noise for release in releases if not self._line.by_server), default=math.inf)
+        if least < self._budget.noise:
+            raise BudgetError(
+                f"this node's policy has min-noise = {self._budget.noise:g}, and this run adds {least:.3g} times its "
+                "privacy.clip; it needs more privacy.noise, or with privacy.noise = 0 a smaller privacy.epsilon"
+            )
         with self._ledger.open() as ledger:
             if self._budget.epsilon:
                 # Who is protected as a client is protected in each example, not the reverse.

@@ -1306,15 +1306,21 @@ DEFECTS: list[Defect] = [
         "client_app/methods/lg_fedavg.py",
         (
             "LG-FedAvg: the extractor leaves after the FedAvg rounds",
-            'if self.message["round"] <= self.parameters.fedavg_rounds:',
-            "if self.parameters.fedavg_rounds:",
+            'fedavg: bool = self.message["round"] <= self.parameters.fedavg_rounds',
+            "fedavg = bool(self.parameters.fedavg_rounds)",
             f"{STARTS}::test_lg_fedavg_sends_every_client_the_last_shared_extractor_once",
         ),
         (
             "LG-FedAvg: a client gives up an extractor that it trained alone",
-            "if self.setting.state.round > self.parameters.fedavg_rounds:",
-            "if False:",
+            "elif self._has_own():",
+            "elif False:",
             f"{STARTS}::test_an_extractor_that_was_trained_alone_is_not_given_up",
+        ),
+        (
+            "LG-FedAvg: an extractor of an earlier run leaves in a FedAvg round",
+            "            if lacking:",
+            "            if False:",
+            f"{POLICY}::test_lg_fedavg_sends_no_extractor_that_was_trained_alone",
         ),
     ),
     *_of(
@@ -1834,9 +1840,9 @@ DEFECTS: list[Defect] = [
         ),
         (
             "tensors that did not come are the client's own",
-            "lacking = set(self.shared_names()) - self.received.keys()",
+            "lacking = set(needed) - self.received.keys()",
             "lacking = set[str]()",
-            f"{PRIVATE}::test_a_server_that_leaves_a_tensor_out_is_refused",
+            f"{POLICY}::test_the_personal_model_does_not_leave_in_the_place_of_what_was_not_sent",
         ),
         (
             "the personal head is trained with noise",
@@ -1918,6 +1924,12 @@ DEFECTS: list[Defect] = [
     *_of(
         "privacy",
         "client_app/protection.py",
+        (
+            "a run may have next to no noise",
+            "if least < self._budget.noise:",
+            "if False:",
+            f"{PRIVATE}::test_a_run_with_next_to_no_noise_is_refused",
+        ),
         (
             "a batch is always of the same size",
             "[np.flatnonzero(draws.random(samples) < 1 / self._plan.steps) for _ in range(self._plan.steps)]",

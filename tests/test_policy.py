@@ -21,11 +21,13 @@ from client_app.policy import Outgoing, Policy, PolicyError, kind_of
 from common.config import key_of, read_keys
 from common.errors import ConfigError
 from common.filters import Payload
+from common.registry import load_class
 from common.seeds import torch_generator
 from common.wire import from_record, to_record
 from data import ClientData, Split
 from models import build_model
 from strategies import METHODS
+from strategies.core import FloretStrategy
 from tests.harness import ROOT, federate, run_config
 
 CLASSES, SIDE = 10, 30
@@ -135,6 +137,34 @@ def samples_in(site: Site, before: dict[str, np.ndarray], after: dict[str, np.nd
     moved = after[bias] - before[bias]
     rows = (after[weight] - before[weight])[np.abs(moved) > 1e-5] / moved[np.abs(moved) > 1e-5, None]
     return float(np.mean([np.abs(site.train_x - row).max(axis=1).min() < 1e-2 for row in rows]))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "fedbabu", "apfl", "pfedme", "per-fedavg", "ditto", "fedala"])
+def test_the_personal_model_does_not_leave_in_the_place_of_what_was_not_sent(tmp_path: Path, method: str) -> None:
+    site, full = Site(tmp_path), initial()
+    sent = full if load_class("strategies", method, FloretStrategy).shares == "model" else shared(full)
+    assert set(arrays_of(site.ask("train", sent, {"lr": 0.1}, method=method))) == set(sent)
+    for missing in (["extractor.fc1.weight"], sorted(full)):
+        arrays = {name: array for name, array in sent.items() if name not in missing}
+        said = site.refusal(arrays=arrays, scalars={"lr": 1e-30}, method=method)
+        assert said == f"the server sent no {min(set(missing) & set(sent))}; {method} starts a round from what it sends"
+
+
+def test_lg_fedavg_sends_no_extractor_that_was_trained_alone(tmp_path: Path) -> None:
+    site, full = Site(tmp_path), initial()
+    head = {name: array for name, array in full.items() if name.startswith("head.")}
+    run: dict[str, Any] = {"method": "lg-fedavg", "local_epochs": 1, "weight_decay": 0.0}
+    alone = {"lg_fedavg__fedavg_rounds": 0}
+    for _ in range(2):
+        assert set(arrays_of(site.ask("train", head, {"lr": 0.1}, **run, **alone))) == set(head)
+    # Another run by the same server, whose first round is FedAvg's: what it learns of the extractor is what it sent.
+    site.round = 0
+    other: dict[str, Any] = {"scalars": {"lr": 1e-30, "session.lineage": "other"}, **run, "lg_fedavg__fedavg_rounds": 1}
+    said = site.refusal(arrays=head, **other)
+    assert said == "the server sent no extractor.fc1.bias in a FedAvg round, in which the whole model is shared"
+    site.round = 0
+    came = arrays_of(site.ask("train", full, **other))
+    assert all(np.array_equal(came[name], array) for name, array in full.items())
 
 
 def test_a_server_cannot_choose_one_sample(tmp_path: Path) -> None:
@@ -448,7 +478,7 @@ def test_the_docs_have_every_key_with_its_defaults() -> None:
     assert rows == said(Policy())
     assert public == said(Policy.public())
     lowest = re.findall(r"^\| `([a-z-]+)` \|[^|]*\|[^|]*\| ≥ (\d) \|", text, re.MULTILINE)
-    assert len(lowest) == 13
+    assert len(lowest) == 14
     for key, low in lowest:
         read_keys(Policy, Policy().values() | {key: int(low)})
         with pytest.raises(ConfigError, match=f"{key} = .*must be at least {low}"):

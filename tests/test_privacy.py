@@ -414,7 +414,7 @@ def test_a_client_that_protects_itself_checks_what_the_server_should_have_checke
 
 
 def test_a_whole_update_is_clipped_and_noised(tmp_path: Path) -> None:
-    site, before = Site(tmp_path, "noise-by-server: true\n"), shared(initial())
+    site, before = Site(tmp_path, "noise-by-server: true\nmin-noise: 0\n"), shared(initial())
     keys: dict[str, Any] = {**PROTECTED, "privacy__unit": "client", "privacy__epsilon": 0.0, "privacy__clip": 0.001}
 
     def size(**more: Any) -> float:
@@ -428,15 +428,18 @@ def test_a_whole_update_is_clipped_and_noised(tmp_path: Path) -> None:
     assert size(privacy__noise=5.0, privacy__where="server") == pytest.approx(0.001, rel=1e-3)
 
 
-def test_a_server_that_leaves_a_tensor_out_is_refused(tmp_path: Path) -> None:
-    """The client would train on its own, perhaps of a run that protected nothing."""
-    for method in ("fedper", "ditto"):
-        site, whole = Site(tmp_path / method), initial() if method == "ditto" else shared(initial())
-        part = {name: array for name, array in whole.items() if name != "extractor.fc1.weight"}
-        line = site.refusal(arrays=part, method=method, **PROTECTED)
-        assert line.startswith(
-            "the server sent no extractor.fc1.weight; with privacy.unit = 'example' it must send all"
-        )
+def test_a_run_with_next_to_no_noise_is_refused(tmp_path: Path) -> None:
+    """Else one sample of a class of its own leaves exactly, and ``min-samples`` would not count."""
+    site, few = Site(tmp_path), {**PROTECTED, "num_classes": 2, "local_epochs": 1, "batch_size": 1000}
+    before = shared(initial())
+    for unit in ("example", "client"):
+        for noise, epsilon in ((1e-9, 0.0), (0.0999, 0.0), (0.0, 1e4)):
+            keys = {**few, "privacy__unit": unit, "privacy__noise": noise, "privacy__epsilon": epsilon}
+            line = site.refusal(arrays=before, scalars={"num-classes": 2}, **keys)
+            assert line.startswith("this node's policy has min-noise = 0.1, and this run adds ")
+            assert line.endswith("; it needs more privacy.noise, or with privacy.noise = 0 a smaller privacy.epsilon")
+        keys |= {"privacy__noise": 0.1, "privacy__epsilon": 0.0}
+        assert "error" not in site.ask("train", before, {"num-classes": 2}, **keys)
 
 
 def test_the_number_of_examples_is_noised_once_a_run_and_paid_for(tmp_path: Path) -> None:
@@ -454,7 +457,7 @@ def test_the_number_of_examples_is_noised_once_a_run_and_paid_for(tmp_path: Path
 
 def test_a_step_on_protected_examples_by_hand(tmp_path: Path) -> None:
     """One step of FedProx on all examples, without noise and clipping, is that of gradient descent; then the noise."""
-    site, before = Site(tmp_path), initial()
+    site, before = Site(tmp_path, "min-noise: 0\n"), initial()
     keys: dict[str, Any] = {"num_classes": CLASSES, "privacy__unit": "example", "local_epochs": 1, "batch_size": 1000}
     keys |= {"privacy__epsilon": 0.0, "momentum": 0.0, "weight_decay": 0.0, "method": "fedprox", "fedprox__mu": 3.0}
     sent = arrays_of(site.ask("train", before, {"lr": 0.5}, privacy__noise=1e-9, privacy__clip=1e5, **keys))

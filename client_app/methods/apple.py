@@ -73,6 +73,7 @@ class APPLE(FloretClient):
     Where it may not download all of them, it keeps what it downloaded last of each.
     """
 
+    goes_on = True
     parameters: APPLEParameters
 
     def plan(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ def mixed(own: Tensor, others: list[Tensor], weights: list[float]) -> Tensor:
 class DFedAvgM(FloretClient):
     """Keeps its model; in each round averages it with what its neighbours published last."""
 
+    goes_on = True
     parameters: DFedAvgMParameters
 
     def receive(self) -> None:

@@ -41,6 +41,7 @@ def moved(mask: Tensor, weights: Tensor, scores: Tensor, count: int) -> Tensor:
 class DisPFL(FloretClient):
     """Keeps its sparse model, the mask that it was trained with, and the mask for its next round."""
 
+    goes_on = True
     parameters: DisPFLParameters
 
     def receive(self) -> None:

@@ -32,6 +32,7 @@ class FedKD(FloretClient):
     The student that it keeps from round to round is the one that it received, so that a change of it can be received.
     """
 
+    goes_on = True
     parameters: FedKDParameters
 
     def receive(self) -> None:

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from client_app.client import FloretClient
+from common.errors import FloretError
 from strategies.lg_fedavg import LGFedAvgParameters
 
 
@@ -12,14 +13,36 @@ class LGFedAvg(FloretClient):
     parameters: LGFedAvgParameters
 
     def receive(self) -> None:
-        """Take what is shared; an own extractor stays, also where a server that lost its reply sends FedAvg's again."""
-        if self.setting.state.round > self.parameters.fedavg_rounds:
+        """Take what is shared; an extractor that was trained alone in this run stays, also where a server that lost its
+        reply sends FedAvg's again.
+
+        Raises:
+            FloretError: it is a FedAvg round, and an extractor did not come: the private one would leave.
+        """
+        if self._is_fedavg():
+            lacking = set(self.shared_names()) - self.received.keys()
+            if lacking:
+                raise FloretError(
+                    f"the server sent no {min(lacking)} in a FedAvg round, in which the whole model is shared"
+                )
+        elif self._has_own():
             self.received = {name: tensor for name, tensor in self.received.items() if name.startswith("head.")}
         super().receive()
 
     def upload(self) -> dict[str, Tensor]:
         """Return what is shared in this round."""
         shared = super().upload()
-        if self.message["round"] <= self.parameters.fedavg_rounds:
+        if self._is_fedavg():
             return shared
         return {name: tensor for name, tensor in shared.items() if name.startswith("head.")}
+
+    def _is_fedavg(self) -> bool:
+        fedavg: bool = self.message["round"] <= self.parameters.fedavg_rounds
+        return fedavg
+
+    def _has_own(self) -> bool:
+        """Return whether the client has trained an extractor alone in this run."""
+        kept = self.setting.state.version
+        return bool(
+            kept and kept.lineage == self.message["session.lineage"] and kept.round > self.parameters.fedavg_rounds
+        )

@@ -44,6 +44,7 @@ class UAPDFL(FloretClient):
     the requested tensors, ``i.<name>``.
     """
 
+    goes_on = True
     parameters: UAPDFLParameters
 
     def plan(self) -> dict[str, Any]:
