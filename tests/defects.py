@@ -1064,6 +1064,12 @@ DEFECTS: list[Defect] = [
             f"{AGGREGATION}::test_who_declares_a_billion_samples_does_not_count_for_them",
         ),
         (
+            "names that a node had before count for the median of samples",
+            "for client in self.present() or self)",
+            "for client in self)",
+            f"{AGGREGATION}::test_who_declares_a_billion_samples_does_not_count_for_them",
+        ),
+        (
             "another state directory gets the name",
             "known.identity and client.identity != known.identity:",
             "known.identity and not client.identity:",

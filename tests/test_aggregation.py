@@ -224,6 +224,15 @@ def test_who_declares_a_billion_samples_does_not_count_for_them(tmp_path: Path) 
     assert [roster.counted(samples) for samples in (7, 2500, 2501, 10**9)] == [7, 2500, 2500, 2500]
     roster.add(Client("4", 1004, 20, 0, 10))
     assert roster.counted(10**9) == 2000
+    # Nor do the names that its node had before.
+    roster.see(range(1000, 1005))
+    for name in ("a", "b", "c", "d", "e"):
+        roster.add(Client(name, 1003, 10**9, 0, 10))
+    assert roster.counted(10**9) == 2000
+    roster.see([1000, 1003])
+    assert roster.counted(10**9) == 10**9
+    roster.see([1000, 1001, 1003])
+    assert roster.counted(10**9) == 3000
     trusted = Roster(trusted=True)
     trusted.add(Client("0", 1000, 10, 0, 10))
     assert trusted.counted(10**9) == 10**9

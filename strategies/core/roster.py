@@ -46,7 +46,7 @@ class Roster:
 
     def __init__(self, *, trusted: bool = False) -> None:
         self.trusted = trusted
-        self._most = 0  # cached like ``_ordered``
+        self._most = 0  # cached until clients or connections change
         self._clients: dict[str, Client] = {}
         self._names: dict[int, str] = {}
         self._online: set[int] | None = None  # None: before the first ``see``
@@ -69,11 +69,14 @@ class Roster:
         return name in self._clients
 
     def counted(self, samples: int) -> int:
-        """Return what a client's number of training samples counts for: ``MOST_TIMES`` the median at most."""
+        """Return what a client's number of training samples counts for: ``MOST_TIMES`` the median at most.
+
+        The median is over those that are connected: under how many names a node was known before does not count.
+        """
         if self.trusted:
             return samples
         if not self._most:
-            self._most = int(MOST_TIMES * median(client.train for client in self._clients.values()))
+            self._most = int(MOST_TIMES * median(client.train for client in self.present() or self))
         return min(samples, self._most)
 
     def see(self, nodes: Iterable[int]) -> None:
@@ -82,7 +85,7 @@ class Roster:
         if self._online is not None:
             self._unsure |= {node for node in now - self._online if node in self._names}
         self._unsure &= now
-        self._online = now
+        self._online, self._most = now, 0
 
     def present(self) -> list[Client]:
         """Return the clients whose nodes are connected, in order; before the first ``see`` all of them."""
