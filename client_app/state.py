@@ -24,7 +24,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from client_app.keeping import SHARE, Quota, Version, kept
-from common.config import RunConfig, folder_name
+from common.config import IDENTITY, SEED, RunConfig, federation_name, folder_name
 from common.durable import (
     DamagedError,
     digest,
@@ -349,8 +349,12 @@ class FileStore:
         Raises:
             FloretError: a name cannot be that of a directory.
         """
-        for what, name in (("federation", federation), ("method", method), ("client-name", client)):
-            wrong = folder_name(name)
+        for what, name, check in (
+            ("federation", federation, federation_name),
+            ("method", method, folder_name),
+            ("client-name", client, folder_name),
+        ):
+            wrong = check(name)
             if wrong:
                 raise FloretError(f"{what} = {name!r}: {wrong}")
         return cls(state_dir / federation / method / client, sync=sync)
@@ -513,7 +517,7 @@ def identity(state_dir: Path) -> str:
     Raises:
         FloretError: the directory cannot be written.
     """
-    return _own_text(state_dir, "identity")
+    return _own_text(state_dir, IDENTITY)
 
 
 def own_seed(state_dir: Path) -> int:
@@ -521,13 +525,18 @@ def own_seed(state_dir: Path) -> int:
 
     It is made and kept as ``identity`` is; errors likewise.
     """
-    return derive_seed(0, "own", _own_text(state_dir, "seed"))
+    return derive_seed(0, "own", _own_text(state_dir, SEED))
 
 
 def _own_text(state_dir: Path, name: str) -> str:
     path = state_dir / name
     try:
         make_folder(state_dir, private=True)
+        if path.is_dir():
+            raise FloretError(
+                f"{path}: is a folder, in the place of a file of the node's own; move it away, or delete the "
+                f"states of the federation of this name with floret state remove --federation {name}"
+            )
         if path.exists():
             found = path.read_bytes().decode("ascii", "replace").strip()
             if _OWN_TEXT.fullmatch(found):

@@ -16,6 +16,8 @@ from typing import Any, TypeVar, get_origin
 from common.errors import ConfigError
 
 Scalar = bool | int | float | str
+# Files of a node's own in its state directory, beside the folders of the federations.
+IDENTITY, SEED = "identity", "seed"
 T = TypeVar("T")
 Check = Callable[[Any], str | None]
 
@@ -77,6 +79,13 @@ def folder_name(value: str) -> str | None:
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
         return None
     return "must be 1 to 100 letters, digits, '.', '-' or '_', beginning with a letter or digit"
+
+
+def federation_name(value: str) -> str | None:
+    """Return None if ``value`` can be the name of a federation, else what is wrong."""
+    if value.casefold() in (IDENTITY, SEED):
+        return f"must not be {IDENTITY} or {SEED}, which are files of a node's own beside the folders of federations"
+    return folder_name(value)
 
 
 def split_names(value: str) -> tuple[str, ...]:
@@ -247,7 +256,7 @@ class RunConfig:
     tracker: str
     checkpoint_every: int = between(0)
     resume: str = field(metadata={"check": lambda value: None if value == "latest" else absolute_path(value)})
-    federation: str = field(metadata={"check": folder_name})
+    federation: str = field(metadata={"check": federation_name})
     client_state: str = choice("continue", "fresh")
     new_owners: str = field(metadata={"check": distinct_names})
     privacy: Privacy

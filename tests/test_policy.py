@@ -352,6 +352,18 @@ def test_federations_and_disk(tmp_path: Path) -> None:
     assert re.search(r"max-state-gb = 1, and .*state has 2.0 GB; see floret state remove", site.refusal())
 
 
+@pytest.mark.parametrize("name", ["identity", "seed"])
+@pytest.mark.parametrize("kind", ["train", "evaluate", "query.plan", "query.describe"])
+def test_a_federation_cannot_take_the_place_of_a_nodes_own_file(tmp_path: Path, kind: str, name: str) -> None:
+    site = Site(tmp_path)
+    line = site.refusal(kind, federation=name)
+    assert line.startswith(f"federation = '{name}': must not be identity or seed")
+    assert "\n" not in line
+    assert [path.name for path in (tmp_path / "state").iterdir()] == [".audit"]
+    assert len(described(site)["identity"]) == 32
+    assert "arrays" in site.ask("train", shared(initial()))
+
+
 def test_class_names_stay_if_the_policy_says_so(tmp_path: Path) -> None:
     site = Site(tmp_path)
     (tmp_path / "data" / "classes.txt").write_text("\n".join(f"class {c}" for c in range(CLASSES)))

@@ -18,7 +18,7 @@ from client_app.keeping import kept as stays
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext, identity
 from common.config import RunConfig, read_keys
 from common.durable import DamagedError, digest, read_manifest, write_manifest
-from common.errors import FloretError
+from common.errors import ConfigError, FloretError
 from tests.harness import run_config
 
 
@@ -230,6 +230,23 @@ def test_two_processes_never_have_one_clients_state(tmp_path: Path) -> None:
 def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(FloretError, match=r"client-name = .*: must be 1 to 100 letters"):
         FileStore.at(tmp_path, "default", "fedper", name, sync=True)
+
+
+@pytest.mark.parametrize("name", ["identity", "seed", "Identity"])
+def test_no_federation_has_the_name_of_a_nodes_own_file(tmp_path: Path, name: str) -> None:
+    line = f"federation = '{name}': must not be identity or seed"
+    with pytest.raises(FloretError, match=line):
+        FileStore.at(tmp_path, name, "fedper", "a", sync=True)
+    with pytest.raises(ConfigError, match=line):
+        read_keys(RunConfig, run_config(tmp_path, federation=name))
+    # A client may be called so.
+    FileStore.at(tmp_path, "default", "fedper", name, sync=True)
+
+
+def test_a_folder_in_the_place_of_the_identity_is_named(tmp_path: Path) -> None:
+    (tmp_path / "identity" / "fedper").mkdir(parents=True)
+    with pytest.raises(FloretError, match=r"identity: is a folder, .* floret state remove --federation identity"):
+        identity(tmp_path)
 
 
 def test_the_identity_stays_with_the_directory(tmp_path: Path) -> None:
