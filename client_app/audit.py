@@ -17,6 +17,8 @@ from common.errors import FloretError
 from common.wire import find_record, norm_of, payload_bytes
 
 _LARGEST = 64 * 2**20
+# Characters of a text in a line; of a longer one the beginning, and how long it was.
+_TEXT = 1000
 # Where what is not a federation stands in a state directory.
 _FOLDER = ".audit"
 
@@ -33,7 +35,8 @@ class Audit:
 
         The line has ``time`` (UTC), ``message`` (its kind), ``run``, ``node`` and ``round``, what is ``about`` it, and
         of what leaves: ``tensors``, a list of ``name``, ``shape``, ``bytes`` and ``norm`` (Euclidean), their ``bytes``
-        together, and every other record of the reply as it is.
+        together, and every other record of the reply as it is, but for what texts have beyond ``_TEXT`` characters.
+        Where the message has no ``round`` that is a whole number, that is null.
 
         Raises:
             FloretError: it cannot be written.
@@ -43,12 +46,13 @@ class Audit:
             name: dict(record) for name, record in reply.items() if isinstance(record, ConfigRecord | MetricRecord)
         }
         config = find_record(message.content, "config", ConfigRecord) if message.has_content() else None
+        server_round = config.get("round") if config else None
         line = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "message": message.metadata.message_type,
             "run": message.metadata.run_id,
             "node": message.metadata.dst_node_id,
-            "round": config.get("round") if config else None,
+            "round": server_round if type(server_round) is int else None,
             **about,
             "tensors": [
                 {"name": name, "shape": list(array.shape), "bytes": len(array.data), "norm": norm_of(array)}
@@ -58,7 +62,7 @@ class Audit:
             "bytes": sum(payload_bytes(record) for record in arrays.values()),
             "records": others,
         }
-        text = json.dumps(line, default=repr) + "\n"
+        text = json.dumps(_bounded(line)) + "\n"
         try:
             make_folder(self.path.parent, private=True)
             if self.path.exists() and self.path.stat().st_size + len(text) > _LARGEST:
@@ -93,3 +97,15 @@ class Audit:
         except OSError as error:
             raise FloretError(f"{self._count} cannot be written ({error.strerror})") from error
         return count
+
+
+def _bounded(value: Any) -> Any:
+    """Return a part of a line with no text longer than it may be; what JSON does not know becomes a text."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, dict):
+        return {name: _bounded(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_bounded(part) for part in value]
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _TEXT else f"{text[:_TEXT]}... ({len(text)} characters)"

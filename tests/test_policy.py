@@ -364,6 +364,32 @@ def test_a_federation_cannot_take_the_place_of_a_nodes_own_file(tmp_path: Path, 
     assert "arrays" in site.ask("train", shared(initial()))
 
 
+@pytest.mark.parametrize("said", ["x" * 100_000, b"x" * 100_000, 1.5, True, [1] * 100_000])
+def test_a_round_that_is_no_number_is_not_audited(tmp_path: Path, said: Any) -> None:
+    site = Site(tmp_path)
+    site.refusal(scalars={"round": said})
+    assert site.audit[-1]["round"] is None
+    assert (tmp_path / "state/.audit/site.jsonl").stat().st_size < 1000
+
+
+@pytest.mark.parametrize("key", ["federation", "method"])
+def test_no_text_of_a_line_is_longer_than_it_may_be(tmp_path: Path, key: str) -> None:
+    site = Site(tmp_path)
+    site.refusal(**{key: "y" * 100_000})
+    assert site.audit[-1][key] == "y" * 1000 + "... (100000 characters)"
+    assert (tmp_path / "state/.audit/site.jsonl").stat().st_size < 5000
+
+
+def test_a_server_cannot_push_lines_out_of_the_audit_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client_app.audit._LARGEST", 20_000)
+    site = Site(tmp_path)
+    site.ask("query.describe")
+    for _ in range(3):
+        site.refusal(scalars={"round": "x" * 50_000})
+    assert [line["message"] for line in site.audit] == ["query.describe", "train", "train", "train"]
+    assert not (tmp_path / "state/.audit/site.1.jsonl").exists()
+
+
 def test_class_names_stay_if_the_policy_says_so(tmp_path: Path) -> None:
     site = Site(tmp_path)
     (tmp_path / "data" / "classes.txt").write_text("\n".join(f"class {c}" for c in range(CLASSES)))
