@@ -7,7 +7,7 @@ from pathlib import Path
 from shutil import rmtree
 
 from client_app.keeping import Version
-from client_app.state import FileStore
+from client_app.state import LOCK, FileStore
 from common.config import one_of
 from common.durable import DamagedError, claim_client
 from common.errors import FloretError
@@ -76,24 +76,42 @@ def shelves(state_dir: Path, federation: str | None, method: str | None, client:
 
 
 def states_of(state_dir: Path) -> set[str]:
-    """Return the names of the federations that have a state here.
+    """Return the names of the federations that have a folder here, with versions or without.
 
     Raises:
         FloretError: the directory cannot be read.
     """
-    found = _folders(state_dir, 3) if state_dir.is_dir() else iter(())
-    return {path.relative_to(state_dir).parts[0] for path in found}
+    return {path.relative_to(state_dir).parts[0] for path in _folders(state_dir, 3, used=False)}
 
 
 def size_of_states(state_dir: Path) -> int:
     """Return how many bytes all versions of all clients take here; errors as of ``states_of``."""
     size = 0
-    for folder in _folders(state_dir, 3) if state_dir.is_dir() else ():
-        for path in folder.iterdir():
+    for folder in _folders(state_dir, 3, used=False):
+        for path in folder.glob("*"):
             # A version may be removed meanwhile: another client's node may be at work.
             with suppress(FileNotFoundError):
                 size += path.stat().st_size
     return size
+
+
+def remove_unused(state_dir: Path) -> bool:
+    """Remove the folders of clients that have no version and that no process works on; return whether there were any.
+
+    They are of messages that kept nothing, as one that was refused; errors as of ``states_of``.
+    """
+    removed = False
+    for folder in list(_folders(state_dir, 3, used=False)):
+        if any(folder.glob("*.json")):
+            continue
+        store = FileStore(folder, sync=True)
+        with suppress(FloretError, OSError), store.claim():
+            if not any(folder.glob("*.json")):
+                store.keep([])
+                (folder / LOCK).unlink()
+                _remove_empty([folder, *list(folder.parents)[:2]])
+                removed = True
+    return removed
 
 
 def remove(among: list[Shelf], state_dir: Path) -> None:
@@ -106,10 +124,7 @@ def remove(among: list[Shelf], state_dir: Path) -> None:
         with _claimed(state_dir, shelf):
             shelf.store.keep([])
         rmtree(shelf.store.directory, ignore_errors=True)
-        # Of the federation's folders those that are empty now.
-        for folder in list(shelf.store.directory.parents)[:2]:
-            with suppress(OSError):
-                folder.rmdir()
+        _remove_empty(list(shelf.store.directory.parents)[:2])
 
 
 def entries(shelf: Shelf) -> Iterator[Entry]:
@@ -185,17 +200,27 @@ def _claimed(state_dir: Path, shelf: Shelf) -> Iterator[None]:
         yield
 
 
-def _folders(folder: Path, depth: int) -> Iterator[Path]:
+def _folders(folder: Path, depth: int, *, used: bool = True) -> Iterator[Path]:
+    """Yield the folders of clients ``depth`` below: those with versions, or all of them with ``used=False``."""
     if not depth:
-        if any(folder.glob("*.json")):
+        if any(folder.glob("*.json")) or (not used and (folder / LOCK).exists()):
             yield folder
         return
     try:
         below = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    except (FileNotFoundError, NotADirectoryError):
+        return  # nothing is there yet, or any more: another client's node may be at work
     except OSError as error:
         raise FloretError(f"--state-dir: {folder} cannot be read ({error.strerror})") from error
     for path in below:
-        yield from _folders(path, depth - 1)
+        yield from _folders(path, depth - 1, used=used)
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Remove of these folders those that are empty, in this order."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def _gone(shelf: Shelf, number: int) -> bool:

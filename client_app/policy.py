@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
-from client_app.inventory import size_of_states, states_of
+from client_app.inventory import remove_unused, size_of_states, states_of
 from client_app.protection import Budget
 from common.config import RunConfig, between, check_known, choice, folder_name, key_of, keys_of, one_of, read_keys
 from common.errors import ConfigError, FloretError
@@ -229,18 +229,11 @@ class Policy:
         Raises:
             PolicyError: there is none.
         """
-        known = states_of(state_dir)
-        if config.federation not in known and len(known) >= self.max_federations:
-            raise _refused(
-                "max-federations",
-                self.max_federations,
-                f"federation = {config.federation!r} would be one more; see floret state remove",
-            )
-        size = size_of_states(state_dir)
-        if size >= self.max_state_gb * 1e9:
-            raise _refused(
-                "max-state-gb", self.max_state_gb, f"{state_dir} has {size / 1e9:.1f} GB; see floret state remove"
-            )
+        wrong = self._full(state_dir, config)
+        if wrong and remove_unused(state_dir):
+            wrong = self._full(state_dir, config)
+        if wrong:
+            raise wrong
 
     def check_method(self, method: str, kinds: Set[str]) -> None:
         """Check that a method that sends these kinds of tensors sends only what may leave.
@@ -268,6 +261,18 @@ class Policy:
         if ALL in self.leaves:
             return set(EVERY)
         return set(self.leaves) & set(EVERY) | (set(MODEL) if "model" in self.leaves else set())
+
+    def _full(self, state_dir: Path, config: RunConfig) -> PolicyError | None:
+        """Return why there is no room, None if there is."""
+        known = states_of(state_dir)
+        if config.federation not in known and len(known) >= self.max_federations:
+            more = f"federation = {config.federation!r} would be one more; see floret state remove"
+            return _refused("max-federations", self.max_federations, more)
+        size = size_of_states(state_dir)
+        if size >= self.max_state_gb * 1e9:
+            said = f"{state_dir} has {size / 1e9:.1f} GB; see floret state remove"
+            return _refused("max-state-gb", self.max_state_gb, said)
+        return None
 
     def _bound(self, key: str, what: str, value: int) -> None:
         most = self.values()[key]

@@ -8,6 +8,7 @@ simulation that writes no checkpoints the last one is in Flower's ``context.stat
 import fcntl
 import json
 import logging
+import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,6 +42,8 @@ from common.simulation import KeptState
 
 log = logging.getLogger("flwr")
 
+# In a client's folder: who has it locked has the client's state.
+LOCK = "lock"
 # Under what name a client's state is in ``context.state``.
 STATE = "floret.state"
 
@@ -368,7 +371,7 @@ class FileStore:
         """
         try:
             make_folder(self.directory, private=self._sync)
-            file = open_file(self.directory / "lock", "ab", private=self._sync)
+            file = open_file(self.directory / LOCK, "ab", private=self._sync)
         except OSError as error:
             raise FloretError(f"state-dir: {self.directory} cannot be written ({error.strerror})") from error
         with file:
@@ -376,6 +379,8 @@ class FileStore:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise FloretError(f"state-dir: {self.directory} is in use by another process") from error
+            if not os.fstat(file.fileno()).st_nlink:  # another process has just removed the folder
+                raise FloretError(f"state-dir: {self.directory} is in use by another process")
             if self._sync:
                 _close_to_others(self.directory)
             yield

@@ -390,6 +390,39 @@ def test_a_server_cannot_push_lines_out_of_the_audit_file(tmp_path: Path, monkey
     assert not (tmp_path / "state/.audit/site.1.jsonl").exists()
 
 
+def folders_of(site: Site) -> set[str]:
+    """Return the names of the federations that have a folder on the device."""
+    return {path.name for path in (site.folder / "state").iterdir() if path.is_dir() and path.name[0] != "."}
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate", "query.plan"])
+def test_messages_that_keep_nothing_fill_no_disk(tmp_path: Path, kind: str) -> None:
+    site = Site(tmp_path, "max-federations: 3")
+    assert "arrays" in site.ask("train", shared(initial()), federation="honest")
+    # A training message is refused only once the client's state is at hand: it has another model's tensors.
+    wrong = {"extractor.fc1.weight": np.ones((2, 2), np.float32)} if kind == "train" else {}
+    for i in range(10):
+        assert ("error" in site.ask(kind, wrong, federation=f"f{i}")) is (kind == "train")
+        assert len(folders_of(site)) <= 3
+    assert "honest" in folders_of(site)
+    for name in ("honest", "another"):
+        assert "arrays" in site.ask("train", shared(initial()), federation=name)
+    assert {"honest", "another"} <= folders_of(site)
+
+
+def test_a_folder_without_a_version_that_is_in_use_stays(tmp_path: Path) -> None:
+    from client_app.state import FileStore
+
+    site = Site(tmp_path, "max-federations: 1")
+    with FileStore.at(tmp_path / "state", "begins", "fedper", "other", sync=True).claim():
+        assert "max-federations = 1, and federation = 'b' would be one more" in site.refusal(federation="b")
+        assert folders_of(site) == {"begins"}
+    # What a crash left of a first version goes with the folder.
+    (tmp_path / "state/begins/fedper/other/00000001.safetensors").write_bytes(b"half")
+    assert "arrays" in site.ask("train", shared(initial()), federation="b")
+    assert folders_of(site) == {"b"}
+
+
 def test_class_names_stay_if_the_policy_says_so(tmp_path: Path) -> None:
     site = Site(tmp_path)
     (tmp_path / "data" / "classes.txt").write_text("\n".join(f"class {c}" for c in range(CLASSES)))

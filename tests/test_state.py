@@ -1,7 +1,9 @@
 """A client's state: its versions, and which of them a message starts from after any interruption."""
 
+import fcntl
 import os
 import resource
+import shutil
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -223,6 +225,20 @@ def test_two_processes_never_have_one_clients_state(tmp_path: Path) -> None:
                 os._exit(0 if "is in use by another process" in str(error) else 2)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     with store(tmp_path).claim():
+        pass
+
+
+def test_a_folder_that_is_removed_while_it_is_claimed_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = fcntl.flock
+
+    def removed(file: Any, kind: int) -> None:
+        shutil.rmtree(tmp_path / "default")
+        flock(file, kind)
+
+    monkeypatch.setattr("client_app.state.fcntl.flock", removed)
+    with pytest.raises(FloretError, match="is in use by another process"), store(tmp_path).claim():
         pass
 
 
