@@ -245,7 +245,7 @@ class FloretClient(NumPyClient):
         if private:
             raise FloretError(f"the server sent {min(private)}, which {self.config.method} keeps private to the client")
         arrays = unpack(record, down, self.config.wire, whole=False, peers=True)
-        self._check_size(arrays)
+        self.check_size(arrays)
         return arrays
 
     def uplink(self) -> Specs:
@@ -611,6 +611,30 @@ class FloretClient(NumPyClient):
                 raise FloretError(f"tensor {name} {tuple(tensor.shape)} does not fit the model's: {have}")
             own[name].copy_(tensor)
 
+    def check_size(self, arrays: NamedArrays) -> None:
+        """Refuse what would spoil the personal model: tensors far larger than the client's own of the same group.
+
+        Tensors of peers count by themselves; what the client has nothing like must only be below ``LARGEST``. What came
+        is checked so; a method that makes larger tensors of it must ask about those.
+
+        Raises:
+            FloretError: names the first that is too large.
+        """
+        tensors = self._agreed.tensors | self._network_tensors()
+        if self.withholds:
+            # Whether a message is refused would tell of the personal model: the bound is that of the initial one.
+            tensors = self.initial_model().state_dict()
+        own = root_mean_squares({name: tensor.cpu().numpy() for name, tensor in tensors.items()}, {})
+        for name, size in ((n, root_mean_squares({n: a}, {})) for n, a in arrays.items()):
+            for group, value in size.items():
+                own_group = group_of(name.partition(".")[2]) if group.isdecimal() else group
+                bound = ABSURD * max(own[own_group], 1e-3) if own_group in own else LARGEST
+                if not value <= bound:
+                    raise FloretError(
+                        f"the server sent {name} with a root mean square of {value:.3g}; more than {bound:.3g}, "
+                        f"{ABSURD:g} times that of the client's own tensors, is refused"
+                    )
+
     # Differential privacy
 
     @property
@@ -840,26 +864,6 @@ class FloretClient(NumPyClient):
     def _accuracies(self, when: str) -> dict[str, float]:
         splits = {"test": self.data.test, "validation": self.data.validation}
         return {f"{when}.{name}": self.accuracy(split) for name, split in splits.items() if len(split)}
-
-    def _check_size(self, arrays: NamedArrays) -> None:
-        """Refuse what would spoil the personal model: tensors far larger than the client's own of the same group.
-
-        Tensors of peers count by themselves; what the client has nothing like must only be below ``LARGEST``.
-        """
-        tensors = self._agreed.tensors | self._network_tensors()
-        if self.withholds:
-            # Whether a message is refused would tell of the personal model: the bound is that of the initial one.
-            tensors = self.initial_model().state_dict()
-        own = root_mean_squares({name: tensor.cpu().numpy() for name, tensor in tensors.items()}, {})
-        for name, size in ((n, root_mean_squares({n: a}, {})) for n, a in arrays.items()):
-            for group, value in size.items():
-                own_group = group_of(name.partition(".")[2]) if group.isdecimal() else group
-                bound = ABSURD * max(own[own_group], 1e-3) if own_group in own else LARGEST
-                if not value <= bound:
-                    raise FloretError(
-                        f"the server sent {name} with a root mean square of {value:.3g}; more than {bound:.3g}, "
-                        f"{ABSURD:g} times that of the client's own tensors, is refused"
-                    )
 
     def _check_finite(self, tensors: Mapping[str, Tensor]) -> None:
         finite = {name: torch.isfinite(t).all() for name, t in tensors.items() if t.is_floating_point()}

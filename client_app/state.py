@@ -94,11 +94,11 @@ class RoundContext:
             raise _wrong("session.resumed", resumed, f"a list of at most {_RESUMES} rounds")
         return cls(
             lineage=lineage,
-            round=_round("round", message.get("round"), 0 if over else 1),
+            round=checked_round("round", message.get("round"), 0 if over else 1),
             over=over,
             fresh=config.client_state == "fresh",
-            checkpointed=_round("session.checkpointed", message.get("session.checkpointed")),
-            resumed=tuple(_round("session.resumed", back) for back in resumed),
+            checkpointed=checked_round("session.checkpointed", message.get("session.checkpointed")),
+            resumed=tuple(checked_round("session.resumed", back) for back in resumed),
         )
 
     def knows(self, version: "Version") -> bool:
@@ -533,6 +533,17 @@ def own_seed(state_dir: Path) -> int:
     return derive_seed(0, "own", _own_text(state_dir, SEED))
 
 
+def checked_round(key: str, value: object, low: int = 0) -> int:
+    """Return a round that a message says under ``key``.
+
+    Raises:
+        FloretError: it is none, or below ``low``.
+    """
+    if type(value) is not int or not low <= value < _ROUNDS:
+        raise _wrong(key, value, f"a whole number from {low} to {_ROUNDS - 1}")
+    return value
+
+
 def _own_text(state_dir: Path, name: str) -> str:
     path = state_dir / name
     try:
@@ -556,12 +567,6 @@ def _own_text(state_dir: Path, name: str) -> str:
 
 def _wrong(key: str, value: object, right: str) -> FloretError:
     return FloretError(f"{key} = {value!r:.60}: must be {right}; the server's message is not one of Floret's")
-
-
-def _round(key: str, value: object, low: int = 0) -> int:
-    if type(value) is not int or not low <= value < _ROUNDS:
-        raise _wrong(key, value, f"a whole number from {low} to {_ROUNDS - 1}")
-    return value
 
 
 def _check_manifest(said: Mapping[str, Any]) -> None:

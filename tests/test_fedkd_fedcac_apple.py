@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
+from safetensors.numpy import load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, mse_loss
 from torch.nn.utils import parameters_to_vector
@@ -21,6 +23,7 @@ from client_app.client import MEMORY, MODEL
 from client_app.methods.apple import APPLE, CORE, PEER, RELATIONSHIP, Mixture, probabilities, scheduled
 from client_app.methods.fedcac import largest, sensitivity
 from client_app.methods.fedkd import VERSION, divergence, intensity
+from client_app.state import FileStore
 from common.errors import ConfigError, FloretError
 from common.seeds import torch_generator
 from common.tensors import MASK, NamedArrays
@@ -30,6 +33,7 @@ from strategies.core import RefusedError, WeightedMean
 from strategies.fedcac import collaborators, critical_count, overlaps
 from strategies.fedkd import (
     LEFT,
+    NOTHING,
     PROJECTION,
     RIGHT,
     STUDENT,
@@ -54,6 +58,7 @@ from tests.harness import (
 )
 from tests.test_methods import same
 from tests.test_papers import equal, write_images
+from tests.test_policy import Site, initial
 
 QUICK: dict[str, Any] = {"max_samples": 240, "local_epochs": 1}
 
@@ -399,6 +404,73 @@ def test_a_student_that_is_not_whole_is_refused(tmp_path: Path) -> None:
         (refusal,) = outcome.history[0]["refused"]
         assert refusal["client"] == "1"
         assert refusal["reason"].startswith(reason)
+
+
+@dataclass
+class Asked:
+    """A client's answers to FedKD's messages: of a run's first round, of the server's choice of scalars and tensors."""
+
+    site: Site
+    student: NamedArrays = field(default_factory=lambda: {f"{STUDENT}.{name}": a for name, a in initial().items()})
+
+    def __call__(self, sent: NamedArrays, run: str, base: Any, version: Any, server_round: int = 1) -> str:
+        """Return the reason of a refusal, an empty text for an answer."""
+        self.site.round = server_round - 1
+        scalars = {"session.lineage": run, "base": base, "version": version}
+        reply = self.site.ask("train", sent, scalars, method="fedkd", local_epochs=2)
+        error = reply.config_records.get("error")
+        return str(error["reason"]) if error else ""
+
+    def kept(self) -> NamedArrays:
+        """Return the newest version of the client's state."""
+        folder = self.site.folder / "state/default/fedkd/site"
+        return load_file(max(folder.glob("*.safetensors")))
+
+
+@pytest.mark.parametrize("key", ["base", "version"])
+@pytest.mark.parametrize("wrong", [[], [1, 2], "x", 0.5, True, -2, 2**40])
+def test_a_student_of_no_round_is_refused_before_it_is_kept(tmp_path: Path, key: str, wrong: Any) -> None:
+    ask = Asked(Site(tmp_path))
+    assert ask(ask.student, "good", NOTHING, 0) == ""
+    said = {"base": NOTHING, "version": 0, key: wrong}
+    assert ask(ask.student, "bad", **said).startswith(f"{key} = {wrong!r}: must be a whole number from ")
+    assert int(ask.kept()[f"{MEMORY}{VERSION}"]) == 0
+    assert ask(ask.student, "another", NOTHING, 0) == ""
+    assert ask({}, "another", 0, 0, 2) == ""
+
+
+@pytest.mark.parametrize("kept", [torch.zeros(0), torch.tensor([1.0, 2.0]), torch.tensor(0.5), torch.tensor(math.inf)])
+def test_a_student_of_no_round_that_was_kept_stops_no_run(tmp_path: Path, kept: Tensor) -> None:
+    ask = Asked(Site(tmp_path))
+    assert ask(ask.student, "good", NOTHING, 0) == ""
+    read = FileStore.read
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FileStore, "read", lambda self, v: read(self, v) | {f"{MEMORY}{VERSION}": kept})
+        assert ask({}, "good", 0, 0, 2) == "the server sent a change of the student of round 0, this client has -1"
+        assert ask(ask.student, "good", NOTHING, 1, 2) == ""
+    assert ask({}, "good", 1, 1, 3) == ""
+
+
+def test_factors_whose_product_is_absurd_are_refused_before_it_is_kept(tmp_path: Path) -> None:
+    ask = Asked(Site(tmp_path))
+    assert ask(ask.student, "good", NOTHING, 0) == ""
+    name = f"{STUDENT}.extractor.fc1.weight"
+    own = float(np.sqrt(np.mean(np.concatenate([array.ravel() for array in ask.student.values()]) ** 2)))
+    rows, columns = ask.student[name].shape
+    rank = most_rank((rows, columns))
+
+    def sent(size: float) -> NamedArrays:
+        """Return factors with values of this size each, whose product has values of its square times the rank."""
+        left, right = np.full((rows, rank), size, np.float32), np.full((rank, columns), size, np.float32)
+        return {n: a for n, a in ask.student.items() if n != name} | {name + LEFT: left, name + RIGHT: right}
+
+    for size in (900 * own, math.sqrt(1100 * own / rank)):
+        reason = ask(sent(size), "bad", NOTHING, 1)
+        assert reason.startswith(f"the server sent {name} with a root mean square of "), reason
+        assert np.abs(ask.kept()[MEMORY + name]).max() < 10 * own
+    # Large, and not absurd: below a thousand times the client's own.
+    assert ask(sent(math.sqrt(100 * own / rank)), "large", NOTHING, 1) == ""
+    assert np.abs(ask.kept()[MEMORY + name]).mean() > 50 * own
 
 
 def test_the_student_may_be_another_model(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from client_app.batches import Batch
 from client_app.client import FloretClient
+from client_app.state import checked_round
 from common.errors import FloretError
 from models import SplitModel
 from strategies.fedkd import NOTHING, PROJECTION, STUDENT, FedKDParameters, compressed, energy_at, whole
@@ -36,13 +37,24 @@ class FedKD(FloretClient):
     parameters: FedKDParameters
 
     def receive(self) -> None:
-        """Put together the global student from the one that this client has and what was sent."""
-        base, version = self.message["base"], self.message["version"]
-        has = int(self.memory[VERSION]) if VERSION in self.memory else NOTHING
+        """Put together the global student from the one that this client has and what was sent.
+
+        Raises:
+            FloretError: it is a change of another student, absurdly large, or ``base`` or ``version`` is no round.
+        """
+        base = checked_round("base", self.message.get("base"), NOTHING)
+        version = checked_round("version", self.message.get("version"))
+        kept = self.memory.get(VERSION)
+        # What is no round was kept before there was a check; then the student's round is not known.
+        fine = kept is not None and kept.dtype == torch.int64 and kept.dim() == 0
+        has = int(kept) if kept is not None and fine else NOTHING
         if base not in (NOTHING, has):
             raise FloretError(f"the server sent a change of the student of round {base}, this client has {has}")
         if self.received:
-            self.load_tensors(whole(super().upload(), self.received))
+            student = whole(super().upload(), self.received)
+            # Factors were small enough each: what they make must be, too.
+            self.check_size({name: tensor.cpu().numpy() for name, tensor in student.items()})
+            self.load_tensors(student)
         self.memory[VERSION] = torch.tensor(version, device=self.device)
         self._before = {name: tensor.clone() for name, tensor in super().upload().items()}
 
