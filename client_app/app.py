@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from client_app.audit import Audit
 from client_app.client import MODEL, ClientSetting, FloretClient, Resident
 from client_app.keeping import Quota
-from client_app.policy import Outgoing, Policy, PolicyError, cut_and_kinds
+from client_app.policy import Outgoing, Policy, PolicyError
 from client_app.protection import Budget, within
 from client_app.runtime import device_of, enter_app_folder, use_threads
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext, Store, identity, own_seed
@@ -232,17 +232,17 @@ class Request:
         classes = self.data.num_classes if joins else self.scalars.get("num-classes")
         if type(classes) is not int:
             raise FloretError("the server's message has no num-classes, a whole number")
-        policy.check_model(self.config, shape, classes)
+        found = policy.check_model(self.config, self.parameters, shape, classes)
         policy.check_data(self.config, self.data)
-        cut, kinds = cut_and_kinds(self.config, self.parameters, shape, classes)
-        policy.check_method(self.config.method, kinds)
+        policy.check_method(self.config.method, found.kinds)
         if not joins:
             said = self.scalars.get("head-layers")
             if self.protects:
                 self._check_said(classes)
-            if type(said) is not int or said != cut:
+            if type(said) is not int or said != found.head_layers:
                 raise FloretError(
-                    f"the server's message has head-layers = {said!r:.40}; with this model and method it must be {cut}"
+                    f"the server's message has head-layers = {said!r:.40}; with this model and method it must be "
+                    f"{found.head_layers}"
                 )
             policy.check_day(Audit(self.state_dir, self.name).count_round())
 

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
+
+import torch
 
 from client_app.inventory import remove_unused, size_of_states, states_of
 from client_app.protection import Budget
@@ -61,6 +63,20 @@ def _number(default: float, low: float, high: float = math.inf) -> Any:
 
 def _leaves() -> Any:
     return field(default=("model", NETWORKS, "prototypes"), metadata=_names(("model", *EVERY)).metadata)
+
+
+class Declared(NamedTuple):
+    """What a method says of a run.
+
+    Attributes:
+        head_layers: how many layers are the head.
+        kinds: of tensors that it sends.
+        beside: how many values the tensors of its networks beside the model have.
+    """
+
+    head_layers: int
+    kinds: frozenset[str]
+    beside: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,20 +198,34 @@ class Policy:
         if config.privacy.by_server and not self.noise_by_server:
             raise _refused("noise-by-server", "false", "privacy.where = 'server'")
 
-    def check_model(self, config: RunConfig, shape: tuple[int, ...], classes: int) -> None:
-        """Check the size of the model, before it is made; ``shape`` is that of an input.
+    def check_model(self, config: RunConfig, parameters: Any, shape: tuple[int, ...], classes: int) -> Declared:
+        """Check the size of the model and of the networks beside it, before they are made.
+
+        Args:
+            config: of the run.
+            parameters: the method's own.
+            shape: that of an input.
+            classes: the number of them.
+
+        Returns:
+            What the method says of the run.
 
         Raises:
-            PolicyError: it is larger than permitted here.
+            PolicyError: they are larger than permitted here.
             ConfigError: there is no such model, or it cannot take such inputs.
         """
         self._bound("max-classes", "num-classes", classes)
         wrong = one_of(config.model, MODELS)
         if wrong:
             raise ConfigError(f"model = {config.model!r:.60}: {wrong}")
-        size = 4 * count_values(config.model, shape, classes)
-        if size > self.max_model_mb * 1e6:
-            raise _refused("max-model-mb", self.max_model_mb, f"the model {config.model!r} has {size / 1e6:.1f} MB")
+        size, said = 4 * count_values(config.model, shape, classes), f"the model {config.model!r} has"
+        if size <= self.max_model_mb * 1e6:
+            found = declared(config, parameters, shape, classes)
+            size += 4 * found.beside
+            if size <= self.max_model_mb * 1e6:
+                return found
+            said = f"the model {config.model!r} and the networks that {config.method} has beside it have"
+        raise _refused("max-model-mb", self.max_model_mb, f"{said} {size / 1e6:.1f} MB")
 
     def check_data(self, config: RunConfig, data: ClientData) -> None:
         """Check that so many samples and steps stand behind what leaves that they may.
@@ -340,18 +370,26 @@ def setup_of(config: RunConfig, method: type[Method], parameters: Any, shape: tu
 
 # Every message of a run is checked, and asks the same.
 @lru_cache(maxsize=8)
-def cut_and_kinds(
-    config: RunConfig, parameters: Any, shape: tuple[int, ...], classes: int
-) -> tuple[int, frozenset[str]]:
-    """Return how many layers are the head, and the kinds of tensors that the method sends; see ``setup_of``."""
+def declared(config: RunConfig, parameters: Any, shape: tuple[int, ...], classes: int) -> Declared:
+    """Return what a method says of a run, without making a model or a network.
+
+    Raises:
+        ConfigError: the model cannot take such inputs, or a network is larger than any computer can have.
+    """
     method = load_class("strategies", config.method, FloretStrategy)
-    setup = setup_of(config, method, parameters, shape, classes)
-    return setup.head_layers, frozenset(kind_of(name) for name in method.uplink(setup))
+    with torch.device("meta"):
+        setup = setup_of(config, method, parameters, shape, classes)
+        try:
+            networks = [network.bare() for network in method.networks(setup).values()]
+        except (RuntimeError, TypeError) as error:
+            raise ConfigError(f"method = {config.method!r}: what it has beside the model cannot be made") from error
+        beside = sum(tensor.numel() for network in networks for tensor in network.state_dict().values())
+        return Declared(setup.head_layers, frozenset(kind_of(name) for name in method.uplink(setup)), beside)
 
 
 def kinds_sent(config: RunConfig, parameters: Any) -> frozenset[str]:
     """Return the kinds of tensors that a method sends, with the model ``cnn2``, which all methods take."""
-    return cut_and_kinds(replace(config, model="cnn2"), parameters, (1, 28, 28), 10)[1]
+    return declared(replace(config, model="cnn2"), parameters, (1, 28, 28), 10).kinds
 
 
 def kind_of(name: str) -> str:

@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 
 from cli.main import floret
 from client_app.app import app
-from client_app.policy import Outgoing, Policy, PolicyError, kind_of
+from client_app.policy import Outgoing, Policy, PolicyError, kind_of, setup_of
 from common.config import key_of, read_keys
 from common.errors import ConfigError
 from common.filters import Payload
@@ -26,6 +26,7 @@ from common.seeds import torch_generator
 from common.wire import from_record, to_record
 from data import ClientData, Split
 from models import build_model
+from server_app.settings import read_config
 from strategies import METHODS
 from strategies.core import FloretStrategy
 from tests.harness import ROOT, federate, run_config
@@ -304,6 +305,53 @@ def test_a_message_cannot_ask_for_a_model_that_is_too_large(tmp_path: Path) -> N
         r"max-model-mb = 1000, and the model 'mlp' has \d+\.\d MB", site.refusal(scalars={"num-classes": 10**9})
     )
     assert "no num-classes" in site.refusal(scalars={"num-classes": "ten"})
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate", "query.plan", "query.describe"])
+def test_networks_beside_the_model_count(tmp_path: Path, kind: str) -> None:
+    site = Site(tmp_path, "max-model-mb: 1\nleaves: all")
+    wide: dict[str, Any] = {"method": "fedpa", "fedpa__generator_width": 1000}
+    assert "error" not in site.ask(kind, **wide)
+    line = site.refusal(kind, **wide, fedpa__generator_noise=1000)
+    # 1000 x 1010 and 1000 x 64 weights, 1000 and 64 biases, 2 x 1000 of the normalisation; the model has 12,874 values.
+    assert line.endswith("max-model-mb = 1, and the model 'mlp' and the networks that fedpa has beside it have 4.4 MB")
+    line = site.refusal(kind, **wide, fedpa__generator_noise=10**18)
+    assert line == "method = 'fedpa': what it has beside the model cannot be made"
+
+
+BESIDE: list[tuple[str, str, tuple[int, ...], dict[str, Any], int, float]] = [
+    ("fedcpd", "cnn2", (1, 28, 28), {"fedcpd__fusion_width": 20_000}, 1000, 57_756.9),
+    ("fedkd", "mlp", (3, 32, 32), {"fedkd__student_model": "vgg11"}, 10, 40.7),
+    ("fedkd", "mlp", (3, 32, 32), {"fedkd__student_model": "same"}, 3, 3.2),
+    ("fedpa", "mlp", (64,), {"fedpa__generator_width": 100_000, "fedpa__generator_noise": 100_000}, 1000, 40_030.9),
+    ("gpfl", "cnn5-wide", (3, 32, 32), {}, 11, 12.5),
+]
+
+
+@pytest.mark.parametrize(("method", "model", "shape", "keys", "most", "size"), BESIDE)
+def test_networks_beside_the_model_are_counted_and_not_made(
+    tmp_path: Path, method: str, model: str, shape: tuple[int, ...], keys: dict[str, Any], most: int, size: float
+) -> None:
+    config, kind, parameters = read_config(run_config(tmp_path, method=method, model=model, **keys))
+    made: list[int] = []
+    empty = torch.empty
+
+    def noted(*sides: Any, **of: Any) -> torch.Tensor:
+        tensor = empty(*sides, **of)
+        made.append(0 if tensor.is_meta else tensor.numel())
+        return tensor
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", noted)
+        with pytest.raises(PolicyError) as error:
+            Policy(max_model_mb=most).check_model(config, parameters, shape, 10)
+    assert sum(made) == 0
+    assert str(error.value).endswith(f"the networks that {method} has beside it have {size:.1f} MB")
+    if size < 100:
+        setup = setup_of(config, kind, parameters, shape, 10)
+        networks = [setup.model, *(network.bare() for network in kind.networks(setup).values())]
+        count = sum(tensor.numel() for network in networks for tensor in network.state_dict().values())
+        assert f"{4e-6 * count:.1f}" == f"{size:.1f}"
 
 
 @pytest.mark.parametrize("cut", [2, 0, -1, "1", 1.0])
