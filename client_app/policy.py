@@ -181,9 +181,13 @@ class Policy:
         ):
             if ALL not in permitted and name not in permitted:
                 raise _refused(key, permitted, f"{key[:-1]} = {name!r}")
-        epochs = {"local-epochs": config.local_epochs, "privacy.head-epochs": config.privacy.head_epochs} | {
-            f"{config.method}.{key}": value for key, value in keys_of(parameters).items() if key.endswith("epochs")
-        }
+        epochs = {"local-epochs": config.local_epochs, "privacy.head-epochs": config.privacy.head_epochs}
+        for name, value in keys_of(parameters).items():
+            key = f"{config.method}.{name}"
+            if name.endswith("inner-steps"):  # so many on each batch
+                epochs[f"local-epochs times {key}"] = config.local_epochs * value
+            elif name.endswith(("epochs", "steps")):
+                epochs[key] = value
         for key, value in epochs.items():
             self._bound("max-local-epochs", key, value)
         self._bound("max-image-size", "image-size", config.image_size)

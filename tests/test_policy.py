@@ -277,6 +277,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("max-local-epochs: 4", {}, "max-local-epochs = 4, and local-epochs = 5"),
     ("", {"local_epochs": 1001}, "max-local-epochs = 1000, and local-epochs = 1001"),
     ("", {"method": "fedrep", "fedrep__head_epochs": 10**6}, "and fedrep.head-epochs = 1000000"),
+    ("", {"method": "pfedme", "pfedme__inner_steps": 201}, "and local-epochs times pfedme.inner-steps = 1005"),
+    ("max-local-epochs: 24", {"method": "pfedme"}, "= 24, and local-epochs times pfedme.inner-steps = 25"),
+    ("leaves: all", {"method": "fedpa", "fedpa__generator_steps": 10**9}, "and fedpa.generator-steps = 1000000000"),
     ("", {"image_size": 30_000}, "max-image-size = 1024, and image-size = 30000"),
     ("max-classes: 9", {}, "max-classes = 9, and num-classes = 10"),
 ]
