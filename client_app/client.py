@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from client_app.batches import Batch, batch_of, epoch, passes, take
-from client_app.protection import Budget, LedgerAccount, MemoryAccount, Protection
+from client_app.protection import Budget, LedgerAccount, MemoryAccount, Protection, starts_of
 from client_app.prototypes import class_means, stack
 from client_app.runtime import training_type
 from client_app.state import ClientState
@@ -31,6 +31,7 @@ from common.errors import FloretError
 from common.filters import ClientFilters, Payload, filtered
 from common.names import without_prefix
 from common.norms import group_of, root_mean_squares
+from common.privacy.calibration import drawn_in_secret
 from common.privacy.ledger import Ledger, Line
 from common.privacy.noise import Noise
 from common.seeds import torch_generator
@@ -655,10 +656,9 @@ class FloretClient(NumPyClient):
             noise = Noise.of(config.seed, setting.name, self.message["round"])
             return Protection(config, passes, MemoryAccount(self._kept), noise)
         ledger, budget = setting.ledger
-        resumed = self.message["session.resumed"]
         line = Line(
             run=self.message["session.lineage"],
-            attempt=len(resumed),
+            attempt=len(self.message["session.resumed"]),
             federation=config.federation,
             method=config.method,
             round=self.message["round"],
@@ -668,7 +668,8 @@ class FloretClient(NumPyClient):
             rate=1.0,
             steps=0,
         )
-        account = LedgerAccount(ledger, line, tuple(resumed), budget)
+        starts = starts_of(self.message) if drawn_in_secret(config.privacy) else ()
+        account = LedgerAccount(ledger, line, starts, budget)
         return Protection(config, passes, account, Noise.secret())
 
     def _pay(self) -> dict[str, float]:

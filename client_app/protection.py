@@ -5,9 +5,11 @@ With ``privacy.unit = "example"`` everything that feeds the shared part is train
 """
 
 import math
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from common.config import RunConfig
 from common.errors import FloretError
 from common.privacy.accounting import LARGEST_EPSILON, Release, epsilon_of
 from common.privacy.calibration import calibrated_noise, drawn_in_secret, noise_of_clients, rate_of_clients
-from common.privacy.ledger import Ledger, Line
+from common.privacy.ledger import Ledger, Line, Start
 from common.privacy.noise import Noise, clipped
 from data import ClientData, Split
 
@@ -25,6 +27,10 @@ from data import ClientData, Split
 SPENT, COUNTED = "privacy.spent", "privacy.count"
 # Noise of the number of examples, which says how examples are drawn; one example changes that number by 1.
 COUNT = Release(20.0, 1.0, 1)
+
+
+# What the name of a start of the server may be, and how many starts a message may have.
+_START, _STARTS = re.compile(r"[!-~]{0,100}"), 10_000
 
 
 class BudgetError(FloretError):
@@ -97,12 +103,13 @@ class LedgerAccount:
     Args:
         ledger: the client's.
         line: what is said of a release of this message; its noise, rate and steps are replaced.
-        resumed: the rounds after which the run was resumed.
+        starts: all starts of the run's server, the present one last; needed for what is paid in advance.
         budget: the node's own.
     """
 
-    def __init__(self, ledger: Ledger, line: Line, resumed: tuple[int, ...], budget: Budget) -> None:
-        self._ledger, self._line, self._resumed, self._budget = ledger, line, resumed, budget
+    def __init__(self, ledger: Ledger, line: Line, starts: tuple[Start, ...], budget: Budget) -> None:
+        self._ledger, self._line, self._starts, self._budget = ledger, line, starts, budget
+        self._resumed = tuple(start.after for start in starts[1:])
 
     def run(self) -> tuple[Release, ...]:
         """Return what this run has released, resumed and repeated rounds included."""
@@ -120,12 +127,18 @@ class LedgerAccount:
         server makes once more are paid once more.
         """
         due = []
-        lines = [line for line in self._ledger.lines() if line.run == self._line.run and line.by_server]
+        paid: Counter[str] = Counter()
+        for line in self._ledger.lines():
+            same = (line.noise, line.rate) == (release.noise, release.rate)
+            if same and line.run == self._line.run and line.by_server:
+                paid[line.start] += line.steps
         for attempt, start in enumerate((0, *self._resumed)):
-            kind = (attempt, release.noise, release.rate)
-            paid = sum(line.steps for line in lines if (line.attempt, line.noise, line.rate) == kind)
-            if paid < rounds - start:
-                due.append((attempt, release._replace(steps=rounds - start - paid)))
+            # Two starts after the same round are two: what was paid for one of them is not paid for the other.
+            name, steps = self._starts[attempt].name, max(rounds - start, 0)
+            covered = min(steps, paid[name])
+            paid[name] -= covered
+            if covered < steps:
+                due.append((attempt, release._replace(steps=steps - covered)))
         return due
 
     def pay(self, releases: Sequence[Release], attempts: Sequence[int] = (), count: float | None = None) -> None:
@@ -154,7 +167,8 @@ class LedgerAccount:
                         f"round would make it {epsilon:.4g}"
                     )
             for release, attempt in zip(releases, attempts or [self._line.attempt] * len(releases), strict=True):
-                ledger.add(replace(self._line, attempt=attempt, count=count, **release._asdict()))
+                start = self._starts[attempt].name if attempts else ""
+                ledger.add(replace(self._line, attempt=attempt, count=count, start=start, **release._asdict()))
 
     def _counts(self, line: Line) -> bool:
         return self._line.unit == "example" or line.unit == "client"
@@ -304,6 +318,29 @@ class Protection:
     def _of_examples(self) -> Release:
         assert self._plan is not None
         return Release(self._plan.noise, 1 / self._plan.steps, self._passes * self._plan.steps)
+
+
+def starts_of(message: Mapping[str, Any]) -> tuple[Start, ...]:
+    """Return the starts of the server that a message tells of, the present one last.
+
+    Raises:
+        FloretError: they are not what a server of Floret sends, or not what the message says beside them.
+    """
+    names, after, resumed = (message.get(f"session.{key}") for key in ("starts", "started", "resumed"))
+    if not isinstance(names, list | tuple) or not all(isinstance(n, str) and _START.fullmatch(n) for n in names):
+        raise FloretError(f"session.starts = {names!r:.60}: must be a list of names, without spaces")
+    last = resumed[-1] if resumed else 0
+    if (
+        not isinstance(after, list | tuple)
+        or not all(type(number) is int and number >= 0 for number in after)
+        or not 1 <= len(names) == len(after) <= _STARTS
+        or (after[0], after[-1]) != (0, last)
+    ):
+        raise FloretError(
+            f"session.started = {after!r:.60}: must be a round for each of session.starts, from 0 to {last}, the round "
+            "after which the server was resumed last"
+        )
+    return tuple(map(Start, names, after))
 
 
 def within(data: ClientData, classes: int) -> ClientData:

@@ -2,9 +2,10 @@
 
 import json
 import logging
+import secrets
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from common.extras import require
 from common.flower import find_by_node, is_simulated
 from common.kernels import NATIVE, kernels_in_use
 from common.memory import return_freed_memory
-from common.privacy.ledger import Ledger
+from common.privacy.ledger import Ledger, Start
 from common.simulation import LocalGrid
 from common.versions import versions
 from results.history import History, Round
@@ -81,7 +82,7 @@ def run(grid: Grid, context: Context) -> None:
         status.phase("waiting for clients")
         federation.gather(status.gathering)
         federation.settled = True
-        session = Session(checkpoint.lineage if checkpoint else f"{context.run_id:016x}")
+        session = Session(checkpoint.lineage if checkpoint else f"{context.run_id:016x}", starts=_starts(origin))
         if simulated and config.checkpoint_every and not isinstance(grid, LocalGrid):
             session.directory = str(directory.clients)
         if simulated and checkpoint:
@@ -139,6 +140,8 @@ def _check_used(rounds: Sequence[Round]) -> None:
 def _start(config: RunConfig, context: Context) -> tuple[RunDirectory, dict[str, Any]]:
     """Return a new run directory, or that of the run to resume; and how the run began."""
     now = {"run_id": str(context.run_id), "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    # Flower's run id may come again where the SuperLink's own files were copied or lost.
+    now["start"] = secrets.token_hex(8)
     if kernels_in_use() != NATIVE:
         now["kernels"] = kernels_in_use()
     if not config.resume:
@@ -146,8 +149,16 @@ def _start(config: RunConfig, context: Context) -> tuple[RunDirectory, dict[str,
     directory = RunDirectory.find(config)
     before = directory.read_config()
     check_resumable(before, context.run_config)
-    origin = {key: before[key] for key in ("run_id", "started", "versions", "kernels") if key in before}
+    origin = {key: before[key] for key in ("run_id", "started", "start", "versions", "kernels") if key in before}
     return directory, origin | {"resumed": [*before.get("resumed", []), now]}
+
+
+def _starts(origin: Mapping[str, Any]) -> tuple[Start, ...]:
+    """Return the starts of the server that ``config.json`` has, of whatever version it is."""
+    found = [Start(str(origin.get("start", "")))]
+    for resumed in origin.get("resumed", []):
+        found.append(Start(str(resumed.get("start", "")), int(resumed.get("round", 0))))
+    return tuple(found)
 
 
 def _resume(directory: RunDirectory, checkpoints: Checkpoints, federation: Federation) -> Checkpoint:

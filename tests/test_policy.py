@@ -71,6 +71,7 @@ class Site:
     ) -> RecordDict:
         """Return what the node answers to a message of a run with these keys."""
         self.round += 1
+        resumed: Any = (scalars or {}).get("session.resumed", [])
         said = {
             "round": self.round,
             "lr": 0.01,
@@ -80,6 +81,8 @@ class Site:
             "session.directory": "",
             "session.checkpointed": 0,
             "session.resumed": [0][:0],
+            "session.starts": [f"start{i}" for i in range(1 + len(resumed))],
+            "session.started": [0, *resumed],
             **(scalars or {}),
         }
         content = RecordDict({"arrays": to_record(arrays or {}), "config": ConfigRecord(said)})

@@ -1,7 +1,9 @@
 """Differential privacy: formulas by hand, gradients against autograd, what leaves a node, and attacks on the ledger."""
 
+import json
 import math
 import os
+import shutil
 import time
 from collections import Counter
 from dataclasses import replace
@@ -946,6 +948,96 @@ def test_a_run_with_noise_by_the_server_is_paid_in_advance(tmp_path: Path) -> No
     for round_ in (1, 2):
         lines = ask(none, round_, lineage="fixed", privacy__sampling="fixed")
     assert lines[-2:] == [(0, Release(2.0, 1.0, 1))] * 2
+
+
+def test_each_start_of_a_server_is_paid_for_also_after_the_same_round(tmp_path: Path) -> None:
+    """With noise by the server; a copy of its directory begins with the same checkpoint, too."""
+    site = Site(tmp_path, "noise-by-server: true\n")
+    keys: dict[str, Any] = {**PROTECTED, "privacy__unit": "client", "privacy__where": "server", "rounds": 20}
+    keys |= {"privacy__noise": 2.0, "participation": 0.25}
+
+    def paid(lineage: str, starts: list[str], started: list[int], resumed: list[int]) -> list[tuple[str, int]]:
+        scalars: dict[str, Any] = {"session.lineage": lineage, "session.starts": starts, "session.started": started}
+        reply = site.ask("train", shared(initial()), {**scalars, "session.resumed": resumed, "round": 17}, **keys)
+        assert "arrays" in reply, reply
+        lines = Ledger.of(tmp_path / "state", "site").lines()
+        return [(line.start, line.steps) for line in lines if line.run == lineage]
+
+    first = [("a", 20)]
+    assert paid("run", ["a"], [0], [0][:0]) == first
+    assert paid("run", ["a", "b"], [0, 16], [16]) == [*first, ("b", 4)]
+    assert paid("run", ["a", "b", "c"], [0, 16, 16], [16]) == [*first, ("b", 4), ("c", 4)]
+    # A copy of the directory knows nothing of b and c.
+    assert paid("run", ["a", "d"], [0, 16], [16]) == [*first, ("b", 4), ("c", 4), ("d", 4)]
+    assert paid("run", ["a", "b", "c"], [0, 16, 16], [16]) == [*first, ("b", 4), ("c", 4), ("d", 4)]
+    # Who is drawn for the first time pays for the starts that got no further, too.
+    assert paid("late", ["a", "b", "c"], [0, 16, 16], [16]) == [("a", 20), ("b", 4), ("c", 4)]
+    # Starts and lines from before starts had names: what was paid then counts once.
+    with Ledger.of(tmp_path / "state", "site").open() as ledger:
+        line = replace(ledger.lines[0], run="old", start="")
+        ledger.add(line)
+        ledger.add(replace(line, attempt=1, steps=4))
+    old = [("", 20), ("", 4)]
+    assert paid("old", ["", "", "c"], [0, 16, 16], [16]) == [*old, ("c", 4)]
+    assert paid("old", ["", "", "", "c"], [0, 16, 16, 16], [16]) == [*old, ("c", 4), ("", 4)]
+
+
+def test_a_line_from_before_starts_had_names_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    spend(path, 1)
+    said = json.loads(path.read_bytes())
+    del said["start"]
+    path.write_bytes(json.dumps(said).encode() + b"\n")
+    path.with_suffix(".json").unlink()  # of a ledger of one line it need not be there
+    assert Ledger(path).lines() == [replace(LINE, round=1)]
+    spend(path, 1)
+    assert len(Ledger(path).lines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("scalars", "why"),
+    [
+        ({"session.starts": ["a b"]}, "session.starts = ['a b']: must be a list of names"),
+        ({"session.starts": "a"}, "session.starts = 'a': must be a list of names"),
+        ({"session.starts": ["a", "b"]}, "session.started = [0]: must be a round for each of session.starts"),
+        ({"session.started": [1]}, "session.started = [1]: must be a round for each of session.starts, from 0 to 0"),
+        ({"session.starts": ["a"], "session.started": [0], "session.resumed": [0]}, ""),
+    ],
+)
+def test_starts_that_say_something_else_are_refused(tmp_path: Path, scalars: dict[str, Any], why: str) -> None:
+    site = Site(tmp_path, "noise-by-server: true\n")
+    keys: dict[str, Any] = {**PROTECTED, "privacy__unit": "client", "privacy__where": "server", "participation": 0.5}
+    if not why:
+        assert "arrays" in site.ask("train", shared(initial()), scalars, **keys)
+        return
+    assert site.refusal(arrays=shared(initial()), scalars=scalars, **keys).startswith(why)
+    assert not Ledger.of(tmp_path / "state", "site").lines()
+
+
+def test_two_resumes_after_the_same_round_are_two_starts(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"method": "fedper", "num_classes": 10}
+    states = tmp_path / "states"
+    first = federate(tmp_path / "runs", rounds=1, states=states, **keys)
+    copy = tmp_path / "copy"
+    shutil.copytree(first.directory, copy)
+
+    def told(directory: Path) -> tuple[list[str], list[int]]:
+        again = federate(directory.parent, rounds=2, states=states, resume=str(directory), **keys)
+        message = next(m for m in again.grid.messages if m.metadata.message_type == "train")
+        said: dict[str, Any] = dict(message.content.config_records["config"])
+        assert said["session.resumed"] == [1]
+        for path in directory.glob("checkpoints/*2*"):
+            path.unlink()
+        (directory / "summary.json").unlink()
+        return said["session.starts"], said["session.started"]
+
+    one, two, other = told(first.directory), told(first.directory), told(copy)
+    assert (one[1], two[1], other[1]) == ([0, 1], [0, 1, 1], [0, 1])
+    assert two[0][:2] == one[0]
+    assert other[0][0] == one[0][0]
+    names = {*two[0], *other[0]}
+    assert len(names) == 4
+    assert "" not in names
 
 
 @pytest.mark.parametrize(

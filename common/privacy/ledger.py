@@ -26,12 +26,27 @@ _BEFORE = "before"
 
 
 @dataclass(frozen=True)
+class Start:
+    """One start of the server of a run.
+
+    Attributes:
+        name: a random one, that no other start has; empty for one from before starts had names.
+        after: the round of the checkpoint that it began with, 0 for a new run.
+    """
+
+    name: str
+    after: int = 0
+
+
+@dataclass(frozen=True)
 class Line:
     """What was released in one round, or is paid for in advance.
 
     Attributes:
         run: the lineage of the run.
         attempt: how often that run was resumed before.
+        start: the name of the start of the server that it is paid for, where a run is paid for in advance; empty
+            elsewhere, and in lines from before starts had names.
         federation, method, round: of the run.
         unit: whom the releases protect, ``"example"`` or ``"client"``.
         by_server: the noise is the server's, as it says.
@@ -50,6 +65,7 @@ class Line:
     rate: float
     steps: int
     count: float | None = None
+    start: str = ""
 
     @property
     def release(self) -> Release:
@@ -188,7 +204,7 @@ def _makes_sense(line: Line) -> bool:
     numbers = (line.noise, line.rate, 0 if line.count is None else line.count)
     counts = (line.attempt, line.round, line.steps)
     return (
-        all(isinstance(text, str) for text in (line.run, line.federation, line.method))
+        all(isinstance(text, str) for text in (line.run, line.federation, line.method, line.start))
         and line.unit in ("example", "client")
         and isinstance(line.by_server, bool)
         and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from common.config import Scalar
+from common.privacy.ledger import Start
 
 
 @dataclass
@@ -15,21 +16,26 @@ class Session:
         directory: where the clients of a simulation keep their states; empty for real nodes, which use their own
             config.
         checkpointed: the last round that the server can go back to.
-        resumed: the rounds after which the run was resumed, in order.
+        resumed: the rounds after which the run was resumed, in order; of those that came to this state alone.
+        starts: all starts of its server, also those that got no further than to a round that was made again; the
+            present one last.
     """
 
     lineage: str
     directory: str = ""
     checkpointed: int = 0
     resumed: tuple[int, ...] = ()
+    starts: tuple[Start, ...] = ()
 
-    def scalars(self) -> dict[str, Scalar | list[int]]:
+    def scalars(self) -> dict[str, Scalar | list[int] | list[str]]:
         """Return the entries of each message's config."""
         return {
             "session.lineage": self.lineage,
             "session.directory": self.directory,
             "session.checkpointed": self.checkpointed,
             "session.resumed": list(self.resumed),
+            "session.starts": [start.name for start in self.starts],
+            "session.started": [start.after for start in self.starts],
         }
 
 
