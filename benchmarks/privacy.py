@@ -316,7 +316,7 @@ class Server:
             mean = protection.mean(self._before, len(self._sent), 1)
             for arrays in self._sent[: 3 if canary else 2]:
                 mean.add(arrays, 1.0)
-            protection.pay(len(self._sent), 1)
+            protection.pay(1)
         assert protection.epsilon is not None
         return flat(mean.result()) - flat(self._before), protection.epsilon
 

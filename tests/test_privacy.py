@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from click.testing import CliRunner
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message
 from scipy.optimize import brentq
 from scipy.stats import norm
 
@@ -40,9 +41,10 @@ from common.wire import from_record, to_record
 from models import build_model
 from models.examples import check_examples
 from server_app.checkpoint import Checkpoints
-from server_app.setup import check_run
+from server_app.settings import read_config
+from server_app.setup import build_strategy, check_run
 from strategies import METHODS
-from strategies.core import Client, FloretStrategy
+from strategies.core import Client, FloretStrategy, Roster, Session
 from strategies.core.protection import PrivateMean, Protection
 from tests.harness import federate, kept, run_config, timeless
 from tests.local import Local
@@ -631,12 +633,48 @@ def test_the_bound_follows_the_quantile(tmp_path: Path) -> None:
         mean = protection.mean(before, 200, i)
         for size in np.linspace(0.5, 1.5, 200):
             mean.add({"w": np.array([size], np.float32)}, 1.0)
-        protection.pay(200, i)
+        protection.pay(i)
     assert protection._bound == pytest.approx(1.0, rel=0.1)
     assert protection.epsilon == pytest.approx(epsilon_of([Release(1.0, 1.0, 119)], 1e-5))
     # Together, the noised sum and the noised share cost what a sum of noise 1 alone would.
     share = 2 * max(200 / 20, 1.0)
     assert mean._deviation / mean._bound == pytest.approx((1 - share**-2) ** -0.5)
+
+
+def test_the_share_of_a_round_is_of_the_clients_that_its_sum_is_of(tmp_path: Path) -> None:
+    """Of 1,000 clients that are there when a round begins most are gone when it ends."""
+    asked: list[float] = []
+
+    class Once:
+        def once(self, shape: tuple[int, ...], deviation: float) -> np.ndarray:
+            asked.append(deviation)
+            return np.zeros(shape)
+
+    keys = {**CLIENT, "method": "fedavg", "model": "mlp", "privacy__where": "server", "privacy__noise": 1.0}
+    keys |= {"participation": 0.5, "privacy__clip_quantile": 0.5, "privacy__epsilon": 0.0}
+    config, kind, parameters = read_config(run_config(tmp_path, **keys))
+    roster = Roster()
+    for client in clients_of(1000):
+        roster.add(client)
+    strategy = build_strategy(config, kind, parameters, (2,), 10, roster=roster, session=Session("a"))
+    protection = strategy.protection
+    assert protection is not None
+
+    def replies() -> Iterator[Message]:
+        assert isinstance(strategy._aggregate, PrivateMean)
+        strategy._aggregate.balance = -250.0  # 500 were drawn, and all of their updates are above the bound
+        roster.see([])
+        yield from ()
+
+    list(strategy.configure_train(1, to_record(strategy.initial_arrays()), ConfigRecord(), None))  # type: ignore[arg-type]
+    protection._source = lambda purpose, server_round: Once()  # type: ignore[method-assign, assignment, return-value]
+    strategy.aggregate_train(1, replies())
+    share, noise = asked[0], asked[1] / config.privacy.clip
+    assert share == 500 / 20
+    # Together they cost what is paid for: a release of noise 1.
+    assert (noise**-2 + (2 * share) ** -2) ** -0.5 == pytest.approx(1.0)
+    # Nobody is below the bound.
+    assert protection._bound == pytest.approx(config.privacy.clip * math.exp(0.2 * 0.5))
 
 
 def test_a_server_that_resumes_pays_for_its_rounds_again(tmp_path: Path) -> None:

@@ -308,7 +308,7 @@ class FloretStrategy(Method, Strategy):
             return None, self._means()
         if self.protection and by_server:
             # Also if nobody was drawn: that the model stays as it is would tell of it.
-            self.protection.pay(len(self.roster.present()), server_round)
+            self.protection.pay(server_round)
         self.post.end_round()
         self.norms.end_round()
         return to_record(self.aggregate()), self._means()

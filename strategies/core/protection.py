@@ -76,6 +76,8 @@ class Protection:
         self._account: list[Release] = []
         self._note: Callable[[int, Release], None] = lambda server_round, release: None
         self._mean: PrivateMean | None = None
+        # Over how many clients, drawn or not, the mean of this round is.
+        self._mean_over = 1.0
 
     def keep(self, ledger: Ledger, session: Session) -> None:
         """Keep the account in a file of the run's directory, and go on from what it has."""
@@ -124,18 +126,20 @@ class Protection:
             # The share of clients below the bound is released, too; together they cost what the sum alone would. To its
             # balance one client adds one half, so that of its noise twice the multiple counts.
             noise = (noise**-2 - (2 * self._share_noise(expected)) ** -2) ** -0.5
+        self._mean_over = expected
         self._mean = PrivateMean(before, self._bound, noise * self._bound, expected, self._source("sum", server_round))
         return self._mean
 
-    def pay(self, clients: int, server_round: int) -> None:
+    def pay(self, server_round: int) -> None:
         """Count a round before its sum is released; then the bound follows the sizes of updates, if it does.
 
-        Andrew et al. 2021, algorithm 1.
+        Andrew et al. 2021, algorithm 1. The number of clients is that of ``mean``, whoever is there by now: the sum got
+        its noise for a share of so many.
         """
         self._account.append(self._release())
         self._note(server_round, self._release())
         if self.keys.clip_quantile and self._mean is not None:
-            expected = self._expected(clients)
+            expected = self._mean_over
             noise = float(self._source("share", server_round).once((), self._share_noise(expected)))
             share = 0.5 + (self._mean.balance + noise) / expected
             self._bound *= math.exp(-_PACE * (share - self.keys.clip_quantile))
