@@ -221,7 +221,11 @@ class FloretClient(NumPyClient):
         }
         memory = without_prefix(kept, MEMORY)
         of_networks = {name: memory.pop(name) for name in self._network_tensors() if name in memory}
-        self._kept = {name: memory.pop(name) for name in list(memory) if name.startswith(PRIVACY)}
+        unit, of_privacy = self.config.privacy.unit, [name for name in memory if name.startswith(PRIVACY)]
+        self._kept = {name: memory.pop(name) for name in of_privacy}
+        if unit != "example":
+            # Between two protected rounds of a run nothing of another one gets in by way of a round without.
+            self._kept = {name: t for name, t in self._kept.items() if not name.startswith(FEEDS)}
         self.protection = self._protect() if self.config.privacy.on else None
         try:
             self.load_tensors(own | of_networks)

@@ -96,7 +96,8 @@ class RoundContext:
             lineage=lineage,
             round=checked_round("round", message.get("round"), 0 if over else 1),
             over=over,
-            fresh=config.client_state == "fresh",
+            # What another run made of the examples counts in that run's epsilon, not in this one's.
+            fresh=config.client_state == "fresh" or config.privacy.unit == "example",
             checkpointed=checked_round("session.checkpointed", message.get("session.checkpointed")),
             resumed=tuple(checked_round("session.resumed", back) for back in resumed),
         )

@@ -377,6 +377,36 @@ def test_the_delta_and_the_accountant_of_the_keys_are_those_of_the_figures(tmp_p
         assert spent == epsilon_of([Release(3.0, 1.0, 1)], *said)
 
 
+def test_a_protected_run_begins_with_nothing_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The epsilon of a run does not count what another one made of the examples."""
+    heads: list[torch.Tensor] = []
+
+    def begun(self: FloretClient, *args: Any, real: Any = FloretClient._run_protected) -> float:
+        heads.append(self.model.state_dict()["head.weight"].clone())
+        return float(real(self, *args))
+
+    monkeypatch.setattr(FloretClient, "_run_protected", begun)
+    site, first = Site(tmp_path), torch.from_numpy(initial()["head.weight"])
+
+    def train(lineage: str, server_round: int, **keys: Any) -> dict[str, Any]:
+        scalars = {"session.lineage": lineage, "round": server_round}
+        return metrics_of(site.ask("train", shared(initial()), scalars, **({**PROTECTED, "rounds": 3} | keys)))
+
+    loose: dict[str, Any] = {"privacy__noise": 0.01, "privacy__epsilon": 0.0}
+    train("a", 1, **loose)
+    spent = train("b", 1, privacy__epsilon=1.0)["epsilon"]
+    assert spent < 1
+    train("a", 2, **loose)
+    assert torch.equal(heads[0], first)
+    assert torch.equal(heads[1], first)
+    # A run goes on from its own.
+    assert not torch.equal(heads[2], first)
+    # Nor by way of a round without privacy, which goes on from whatever is there.
+    train("c", 1, privacy__unit="none")
+    train("c", 2, privacy__epsilon=1.0)
+    assert torch.equal(heads[3], first)
+
+
 def test_a_message_that_comes_twice_has_other_noise(tmp_path: Path) -> None:
     site = Site(tmp_path)
     first = arrays_of(site.ask("train", shared(initial()), **PROTECTED))
