@@ -44,7 +44,7 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 
 def epoch(split: Split, batch_size: int, order: torch.Generator, *, no_single: bool) -> Iterator[Batch]:
-    """Go once through ``split`` in a new random order; the last batch may be smaller, none is dropped.
+    """Go once through ``split`` in a new random order; the last batch may be smaller, none is dropped, none is empty.
 
     Args:
         split: training data, on the device where they are used.
@@ -53,6 +53,8 @@ def epoch(split: Split, batch_size: int, order: torch.Generator, *, no_single: b
         no_single: let a last batch of one sample join the batch before it, because batch normalisation cannot learn
             from one sample.
     """
+    if not len(split):
+        return
     permutation = torch.randperm(len(split), generator=order).to(split.x.device)
     slices = list(torch.split(permutation, batch_size))
     if no_single and len(slices) > 1 and len(slices[-1]) == 1:

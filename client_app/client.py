@@ -468,7 +468,7 @@ class FloretClient(NumPyClient):
         """Go ``epochs`` times through the training data and call ``step`` with each batch, which trains on it.
 
         Returns:
-            The mean over all batches of the scalar that ``step`` returns.
+            The mean over all batches of the scalar that ``step`` returns; 0 without any.
         """
         for module in (self.model, *self.networks.values()):
             module.train()
@@ -478,7 +478,7 @@ class FloretClient(NumPyClient):
             for batch in self.training_batches():
                 total += step(batch).detach()
                 batches += 1
-        return float(total) / batches
+        return float(total) / max(batches, 1)
 
     def optimizer(
         self,
@@ -568,7 +568,7 @@ class FloretClient(NumPyClient):
         with torch.no_grad(), self.autocast():
             answers = (teacher(batch.x) for batch in passes(train)) if self.config.local_epochs > 1 else iter(())
             first = next(answers, None)
-            if first and sum(part.nbytes / len(part) for part in first) * len(train) <= TEACHER_BYTES:
+            if first and len(train) and sum(part.nbytes / len(part) for part in first) * len(train) <= TEACHER_BYTES:
                 cached = [torch.cat(parts) for parts in zip(first, *answers, strict=True)]
                 return lambda batch: [take(tensor, batch.index) for tensor in cached]
         return torch.no_grad()(lambda batch: teacher(batch.x))
@@ -586,7 +586,9 @@ class FloretClient(NumPyClient):
         return self.mean_loss(self.model)
 
     def mean_loss(self, model: nn.Module) -> float:
-        """Return the mean cross entropy of a model's scores on the test split."""
+        """Return the mean cross entropy of a model's scores on the test split; NaN if it is empty."""
+        if not len(self.data.test):
+            return math.nan
         model.eval()
         with torch.no_grad():
             losses = [F.cross_entropy(model(b.x), b.y, reduction="sum") for b in passes(self.data.test)]

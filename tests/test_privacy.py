@@ -1152,6 +1152,28 @@ def test_examples_of_other_classes_are_passed_over_in_silence(tmp_path: Path) ->
     assert "arrays" in site.ask("train", arrays, {"num-classes": 4}, **keys)
 
 
+@pytest.mark.parametrize("method", PROTECTING)
+def test_that_no_example_is_left_is_not_told(tmp_path: Path, method: str) -> None:
+    """Of one example, and of none, the same leaves: noise, in every round."""
+    model = build_model("mlp", (30,), 2, 1, torch_generator(0, "model")).state_dict()
+    whole = load_class("strategies", method, FloretStrategy).shares == "model"
+    arrays = {n: t.numpy() for n, t in model.items() if whole or n.startswith("extractor")}
+    keys: dict[str, Any] = {**PROTECTED, "num_classes": 2, "local_epochs": 2, "method": method}
+    for of_the_run in (1, 0):
+        site = Site(tmp_path / str(of_the_run))
+        y = np.full(60, 5)
+        y[:of_the_run] = 0
+        np.savez(site.folder / "data" / "train.npz", x=site.train_x, y=y)
+        np.savez(site.folder / "data" / "test.npz", x=site.train_x, y=y)
+        for _ in range(2):
+            reply = site.ask("train", arrays, {"num-classes": 2}, **keys)
+            assert metrics_of(reply).keys() == {"num-examples", "epsilon", "epsilon-next"}
+            sent = arrays_of(reply)
+            assert all(np.isfinite(array).all() for array in sent.values())
+            assert any(not np.array_equal(sent[name], arrays[name]) for name in arrays)
+        assert metrics_of(site.ask("evaluate", {}, {"num-classes": 2}, **keys)) == {"num-examples": 1}
+
+
 def test_what_fails_on_protected_data_is_told_to_the_owner_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
