@@ -155,11 +155,9 @@ class Request:
                 part = 0.0 if self.protects else self.policy.validation_fraction
                 cut = Cut(part, self.own_seed, self.name, self.policy.max_samples)
             folder = Path(config.data_dir).expanduser()
-            if not self.protects:
-                return load_own(folder, config, self.name, cache, cut)
-            # The run has no say in what the classes are; examples of others than it has are passed over in silence.
-            own = load_own(folder, replace(config, num_classes=0, class_names=""), self.name, cache, cut)
-            return within(own, config.num_classes)
+            own = load_own(folder, config, self.name, cache, cut, silent=self.protects)
+            # Examples of other classes than the run has are passed over in silence.
+            return within(own, config.num_classes) if self.protects else own
         raise FloretError("the node config names no data: it needs data-dir, or partition-id and num-partitions")
 
     @cached_property

@@ -25,7 +25,17 @@ from data.datasets import (
     outline_pool,
 )
 from data.files import entries, is_dir, is_file, status
-from data.images import Form, ImageFiles, class_folders, class_names, decoded, find_images, listed_names, read_images
+from data.images import (
+    Form,
+    ImageFiles,
+    class_folders,
+    class_names,
+    decoded,
+    find_images,
+    given_names,
+    listed_names,
+    read_images,
+)
 from data.npz import Samples, check_alike, check_arrays, class_count, read_input_shape, read_labels, read_samples
 from data.partition import PARTITIONS, Scheme, check_counts, partition
 
@@ -51,8 +61,9 @@ class Split:
 class ClientData:
     """One client's samples; ``input_shape`` is that of one sample. The tensors may be shared: do not write into them.
 
-    ``train`` and ``test`` have at least one sample, ``validation`` may be empty. ``class_names[c]`` is the name of
-    label c; it is empty if the data have no names, and may be shorter than ``num_classes``.
+    ``train`` and ``test`` have at least one sample, unless what the run does not have was left out of them;
+    ``validation`` may be empty. ``class_names[c]`` is the name of label c; it is empty if the data have no names, and
+    may be shorter than ``num_classes``.
     """
 
     train: Split
@@ -174,7 +185,13 @@ def load_client(config: RunConfig, partition_id: int, num_partitions: int) -> Cl
 
 
 def load_own(
-    directory: Path, config: RunConfig, name: str, cache: Path | None = None, cut: Cut | None = None
+    directory: Path,
+    config: RunConfig,
+    name: str,
+    cache: Path | None = None,
+    cut: Cut | None = None,
+    *,
+    silent: bool = False,
 ) -> ClientData:
     """Return the data of a node that has its own in ``directory``: two npz files, or folders of images.
 
@@ -187,22 +204,39 @@ def load_own(
     ``name``. ``num-classes`` 0 counts the classes: of images those in the list, of npz files those up to the largest
     label. Kept in memory until a file changes; decoded images also as a file in ``cache``, for later processes.
 
+    With ``silent`` nothing but the samples depends on which classes there are: what a label means is said by the run or
+    by ``classes.txt``, never by the folders. Folders of other names are left out, so that the training part may be
+    empty; labels beyond ``num-classes`` are for the caller to leave out.
+
     Raises:
+        ConfigError: with ``silent``, there are folders and nobody says what their labels are, or ``class-names`` has
+            more classes than ``num-classes``.
         DataError: there are neither or both, a file is missing or cannot be used, images differ in size or kind, a
             folder is not in the list of classes, or a label does not fit into ``num-classes``.
     """
     files, parts = _own_files_or_parts(directory)
     cut = cut or Cut.of(config, name)
+    said = split_names(config.class_names)
+    if silent and len(said) > config.num_classes:
+        raise ConfigError(
+            f"class-names has {len(said)} classes; num-classes = {config.num_classes} must be at least that"
+        )
     if files:
-        listed, source = listed_names(directory, split_names(config.class_names))
+        listed, source = listed_names(directory, said)
+        if silent:
+            return _load_files(files, _stamps(files), cut, 0, listed)
         if 0 < config.num_classes < len(listed):
             raise DataError(
                 f"{source} has {len(listed)} classes; num-classes = {config.num_classes} must be at least that, or 0"
             )
         return _load_files(files, _stamps(files), cut, config.num_classes or len(listed), listed)
-    names = class_names(directory, parts, split_names(config.class_names), config.num_classes)
-    train, test = (find_images(part, names) for part in parts)
     form = Form(config.image_size, config.image_channels)
+    if silent:
+        names = given_names(directory, parts, said)
+        train, test = find_images(parts[0], names, silent=True, empty=True), find_images(parts[1], names, silent=True)
+        return _load_images(train, test, form, cut, names, len(names), cache)
+    names = class_names(directory, parts, said, config.num_classes)
+    train, test = (find_images(part, names) for part in parts)
     return _load_images(train, test, form, cut, names, config.num_classes or len(names), cache)
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from common.config import nearest
 from common.durable import make_folder, write_whole
-from common.errors import DataError, one_line
+from common.errors import ConfigError, DataError, one_line
 from data.files import entries, is_dir, is_file, status
 
 log = logging.getLogger("flwr")
@@ -114,6 +114,29 @@ def class_names(directory: Path, parts: Sequence[Path], names: tuple[str, ...], 
     return names
 
 
+def given_names(directory: Path, parts: Sequence[Path], names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the classes in the order of their labels, whatever folders there are.
+
+    They are ``names``, those of the key ``class-names``; if it is empty, those of the file ``classes.txt`` in
+    ``directory``. Folders of other names are passed over; only the log of this machine names them.
+
+    Raises:
+        ConfigError: there is neither the key nor the file.
+        DataError: the file cannot be read or names a class twice.
+    """
+    names, source = listed_names(directory, names)
+    if not names:
+        raise ConfigError(
+            "class-names = '': where data are protected, labels of images must not follow from which folders a client "
+            f"has; set class-names, or write {CLASS_FILE} beside its train/ and test/"
+        )
+    for folder in (folder for part in parts for folder in class_folders(part)):
+        if _name(folder) not in names:
+            hint = nearest(_name(folder), names) or f"; they are {', '.join(names)}"
+            log.warning("%s is passed over: it is not one of the classes of %s%s", folder, source, hint)
+    return names
+
+
 def listed_names(directory: Path, names: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
     """Return ``names``, those of the key ``class-names``, or, without any, those of ``classes.txt`` in ``directory``.
 
@@ -128,16 +151,19 @@ def listed_names(directory: Path, names: tuple[str, ...]) -> tuple[tuple[str, ..
     return names, "class-names"
 
 
-def find_images(part: Path, names: Sequence[str]) -> ImageFiles:
+def find_images(part: Path, names: Sequence[str], *, silent: bool = False, empty: bool = False) -> ImageFiles:
     """Return the images in the class folders of ``part`` and in the folders below them, links followed.
 
-    An image is what ``EXTENSIONS`` names, in capitals or not; hidden and other files and hidden folders are left out.
+    An image is what ``EXTENSIONS`` names, in capitals or not; hidden and other files and hidden folders are left out;
+    with ``silent`` also class folders that are not among ``names``.
 
     Raises:
-        DataError: there is none, or one is not a regular file, or a folder cannot be read.
+        DataError: there is none, and it may not be ``empty``, or one is not a regular file, or a folder cannot be read.
     """
     files, labels, stamps = [], [], []
-    for folder in _some_folders(part):
+    for folder in class_folders(part) if silent else _some_folders(part):
+        if silent and _name(folder) not in names:
+            continue
         label = names.index(_name(folder))
         for path in _walk(folder):
             found = status(path)
@@ -146,7 +172,7 @@ def find_images(part: Path, names: Sequence[str]) -> ImageFiles:
             files.append(path)
             labels.append(label)
             stamps.append((found.st_mtime_ns, found.st_size))
-    if not files:
+    if not files and not empty:
         raise DataError(f"{part} has no images: put files ending in {', '.join(EXTENSIONS)} into its class folders")
     return ImageFiles(tuple(files), tuple(labels), tuple(stamps))
 

@@ -17,7 +17,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from click.testing import CliRunner
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from PIL import Image
 from scipy.optimize import brentq
 from scipy.stats import norm
 
@@ -38,6 +39,7 @@ from common.privacy.noise import Noise, clipped
 from common.registry import load_class
 from common.seeds import torch_generator
 from common.wire import from_record, to_record
+from data import ClientData
 from models import build_model
 from models.examples import check_examples
 from server_app.checkpoint import Checkpoints
@@ -1172,6 +1174,74 @@ def test_that_no_example_is_left_is_not_told(tmp_path: Path, method: str) -> Non
             assert all(np.isfinite(array).all() for array in sent.values())
             assert any(not np.array_equal(sent[name], arrays[name]) for name in arrays)
         assert metrics_of(site.ask("evaluate", {}, {"num-classes": 2}, **keys)) == {"num-examples": 1}
+
+
+def folders_of(site: Site, train: dict[str, int]) -> None:
+    """Give a site images, so many of each class in training and two of cold in test."""
+    shutil.rmtree(site.folder / "data")
+    for part, images in (("train", train), ("test", {"cold": 2})):
+        for name, count in images.items():
+            folder = site.folder / "data" / part / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                Image.fromarray(np.full((8, 8), 50 + i, np.uint8)).save(folder / f"{i}.png")
+
+
+def data_of(site: Site, **keys: Any) -> ClientData:
+    values = run_config(site.folder, method="fedper", model="mlp", image_size=8, **keys)
+    return Request(Context(run_id=1, node_id=7, node_config=site.node, state=RecordDict(), run_config=values)).data
+
+
+@pytest.mark.parametrize("unit", ["example", "client"])
+def test_labels_of_images_do_not_follow_from_the_folders_that_there_are(
+    tmp_path: Path, unit: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(tmp_path)
+    keys: dict[str, Any] = {"num_classes": 3, "privacy__unit": unit}
+
+    def labels(train: dict[str, int], **more: Any) -> list[int]:
+        folders_of(site, train)
+        data = data_of(site, **keys, **more)
+        assert data.class_names == ("asthma", "cold", "flu")
+        counts: list[int] = data.train.y.bincount(minlength=3).tolist()
+        return counts
+
+    names = "asthma,cold,flu"
+    # One example, with its folder, changes no other's label.
+    assert labels({"asthma": 1, "cold": 4, "flu": 5}, class_names=names) == [1, 4, 5]
+    assert labels({"cold": 4, "flu": 5}, class_names=names) == [0, 4, 5]
+    # A class that the run does not have is passed over, and the owner alone reads of it.
+    assert labels({"Flu": 1, "cold": 4}, class_names=names) == [0, 4, 0]
+    line = (
+        f"{tmp_path}/data/train/Flu is passed over: it is not one of the classes of class-names (did you mean 'flu'?)"
+    )
+    assert line in caplog.text
+    # Nothing is left to train on, which is not told, whatever folders there are.
+    for train in ({"other": 3}, {"flu": 0}):
+        folders_of(site, train)
+        assert "client" in site.ask("query.describe", model="mlp", image_size=8, class_names=names, **keys)
+        assert labels(train, class_names=names) == [0, 0, 0]
+    # Without names nobody knows which class is which.
+    why = "class-names = '': where data are protected, labels of images must not follow from which folders a client has"
+    assert site.refusal("query.describe", model="mlp", image_size=8, **keys).startswith(why)
+    more = {"class_names": f"{names},measles"}
+    assert site.refusal("query.describe", model="mlp", image_size=8, **keys, **more) == (
+        "class-names has 4 classes; num-classes = 3 must be at least that"
+    )
+    # A file of the owner says it, too.
+    folders_of(site, {"cold": 4, "flu": 5})
+    (tmp_path / "data" / "classes.txt").write_text("asthma\ncold\nflu\n")
+    assert data_of(site, **keys).train.y.bincount(minlength=3).tolist() == [0, 4, 5]
+    # Without privacy folders may say it.
+    (tmp_path / "data" / "classes.txt").unlink()
+    assert data_of(site).class_names == ("cold", "flu")
+
+
+def test_a_protected_clients_arrays_have_the_runs_names(tmp_path: Path) -> None:
+    site, names = Site(tmp_path), "a,b"
+    data = data_of(site, class_names=names, **{**PROTECTED, "num_classes": 4})
+    assert (data.num_classes, data.class_names) == (4, ("a", "b"))
+    assert int(data.train.y.max()) == 3
 
 
 def test_what_fails_on_protected_data_is_told_to_the_owner_alone(
