@@ -33,7 +33,7 @@ from client_app.state import FileStore
 from common.config import RunConfig, read_keys
 from common.durable import DamagedError
 from common.errors import ConfigError, FloretError
-from common.privacy.accounting import Release, calibrated, composed, epsilon_of
+from common.privacy.accounting import Release, _grid_values, calibrated, check_accountant, composed, epsilon_of
 from common.privacy.ledger import Ledger, Line
 from common.privacy.noise import Noise, clipped
 from common.registry import load_class
@@ -96,6 +96,81 @@ def test_releases_add_up() -> None:
     assert composed(mixed) == (Release(1.0, 1.0, 1), Release(2.0, 0.1, 7))
     assert epsilon_of([], 1e-5) == 0
     assert epsilon_of([Release(0.0, 1.0, 1)], 1e-5) == math.inf
+
+
+@pytest.fixture
+def no_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No grid of the accountant ``prv`` is made: those that these tests ask for would take the machine's memory."""
+
+    def made(*sides: float) -> None:
+        raise AssertionError(f"a grid over {sides}")
+
+    monkeypatch.setattr("opacus.accountants.prv.Domain.create_aligned", made)
+
+
+TOO_LARGE = [
+    ([Release(0.01, 1.0, 100)], "100 steps with a noise of 0.01 need grids of 3.56e+09 values"),
+    ([Release(0.003, 1.0, 1000), COUNT], "1001 steps with a noise of 0.003 need grids of "),
+    ([Release(0.37, 0.01, 100_000)], "100000 steps with a noise of 0.37 need grids of 1.9e+08 values"),
+    ([Release(1.0, 1.0, 400 + i) for i in range(2)] + [Release(1.1, 1.0, 400)], "1201 steps with a noise of 1 need "),
+    ([Release(1e-300, 1.0, 1)], "1 steps with a noise of 1e-300 need grids of inf values"),
+]
+
+
+@pytest.mark.usefixtures("no_grid")
+@pytest.mark.parametrize(("releases", "said"), TOO_LARGE)
+def test_a_grid_that_is_too_large_is_refused_before_it_is_made(releases: list[Release], said: str) -> None:
+    for refused in (epsilon_of, check_accountant):
+        with pytest.raises(ConfigError) as error:
+            refused(releases, 1e-5, "prv")
+        line = str(error.value)
+        assert line.startswith(f"privacy.accountant = 'prv': {said}")
+        assert "at most 16777216 are permitted; take privacy.accountant = 'rdp', or more privacy.noise" in line
+    check_accountant(releases, 1e-5, "rdp")
+    check_accountant([Release(0.0, 1.0, 1), *releases], 1e-5, "prv")
+
+
+def test_a_grid_has_as_many_values_as_are_counted() -> None:
+    from opacus.accountants.analysis.prv import Domain
+
+    sizes: list[int] = []
+    create = Domain.create_aligned
+
+    def noted(*sides: float) -> Domain:
+        domain = create(*sides)
+        sizes.append(domain.size)
+        return domain
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("opacus.accountants.prv.Domain.create_aligned", noted)
+        for releases in ([Release(3.0, 1.0, 7)], [Release(2.0, 0.01, 10), Release(20.0, 1.0, 1)]):
+            epsilon_of(releases, 1e-6, "prv")
+            assert _grid_values(releases, 1e-6) == pytest.approx(sizes.pop() * len(releases), rel=1e-3)
+
+
+@pytest.mark.usefixtures("no_grid")
+def test_a_server_cannot_ask_a_node_for_a_grid_that_is_too_large(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"num_classes": CLASSES, "privacy__unit": "client", "rounds": 100, "local_epochs": 2}
+    for epsilon, noise in ((0.0, 0.01), (8.0, 0.001)):
+        site = Site(tmp_path / f"{epsilon}")
+        line = site.refusal(
+            arrays=shared(initial()), **keys, privacy__accountant="prv", privacy__noise=noise, privacy__epsilon=epsilon
+        )
+        assert line.startswith("privacy.accountant = 'prv': ")
+        assert "\n" not in line
+        assert not list((tmp_path / f"{epsilon}" / "state" / "default").rglob("*.safetensors"))
+
+
+def test_noise_is_calibrated_past_grids_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = calibrated(3.0, 1e-5, 1.0, 50, "prv")
+    calibrated.cache_clear()
+    # Now all are too large that have less noise than half of that.
+    monkeypatch.setattr("common.privacy.accounting._MOST_VALUES", _grid_values([Release(noise / 2, 1.0, 50)], 1e-5))
+    assert calibrated(3.0, 1e-5, 1.0, 50, "prv") == pytest.approx(noise, rel=1e-3)
+    calibrated.cache_clear()
+    monkeypatch.setattr("common.privacy.accounting._MOST_VALUES", 1000)
+    with pytest.raises(ConfigError, match="need grids of"):
+        calibrated(3.0, 1e-5, 1.0, 50, "prv")
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])

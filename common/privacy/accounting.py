@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from common.errors import ConfigError
 from common.extras import require
 
 # Beyond it a target says nothing.
@@ -16,6 +17,10 @@ LARGEST_EPSILON = 1e4
 # How near to the target noise is calibrated: its epsilon is at most the target.
 _PRECISION = 1e-3
 _MOST_LOG_NOISE = 10.0
+# The error of ``"prv"`` in epsilon, and in delta as a part of it; and how many values its grids may have together, of
+# which each takes about 90 bytes and 2 microseconds.
+_PRV_ERROR, _PRV_DELTA_ERROR = 0.01, 1e-3
+_MOST_VALUES = 2**24
 
 
 class Release(NamedTuple):
@@ -48,8 +53,46 @@ def epsilon_of(releases: Iterable[Release], delta: float, accountant: str = "rdp
 
     Raises:
         FloretError: the extra ``privacy`` is not installed.
+        ConfigError: ``"prv"`` would need more memory than it may have.
     """
     return _epsilon_of(composed(releases), delta, accountant)
+
+
+def check_accountant(releases: Iterable[Release], delta: float, accountant: str) -> None:
+    """Check that the epsilon of all ``releases`` together can be computed, without computing it.
+
+    Raises:
+        FloretError, ConfigError: as ``epsilon_of``.
+    """
+    made = composed(releases)
+    if accountant == "prv" and made and all(release.noise for release in made):
+        require("opacus", "privacy", "privacy.unit")
+        values = _grid_values(made, delta)
+        if not values <= _MOST_VALUES:
+            least, steps = min(release.noise for release in made), sum(release.steps for release in made)
+            raise ConfigError(
+                f"privacy.accountant = 'prv': {steps} steps with a noise of {least:.3g} need grids of {values:.3g} "
+                f"values, and at most {_MOST_VALUES} are permitted; take privacy.accountant = 'rdp', or more "
+                "privacy.noise (a smaller privacy.epsilon, where that is calibrated)"
+            )
+
+
+def _grid_values(releases: Sequence[Release], delta: float) -> float:
+    """Return how many values the grids have together on which ``"prv"`` composes, one grid for each kind of release.
+
+    As Opacus lays them out: over twice the bound of remark 5.6 of Gopi et al. 2021, in steps that keep the error.
+    """
+    from opacus.accountants.analysis.prv import PoissonSubsampledGaussianPRV, compute_safe_domain_size
+
+    error, steps = delta * _PRV_DELTA_ERROR, [release.steps for release in releases]
+    losses = [PoissonSubsampledGaussianPRV(release.rate, release.noise) for release in releases]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            bound = float(compute_safe_domain_size(losses, steps, _PRV_ERROR, error))
+        except (ArithmeticError, ValueError):
+            return math.inf
+    return len(releases) * 2 * bound * math.sqrt(sum(steps) * math.log(12 / error) / 2) / _PRV_ERROR
 
 
 @lru_cache(maxsize=4096)
@@ -59,6 +102,7 @@ def _epsilon_of(releases: Sequence[Release], delta: float, accountant: str) -> f
     if any(not release.noise for release in releases):
         return math.inf
     require("opacus", "privacy", "privacy.unit")
+    check_accountant(releases, delta, accountant)
     from opacus.accountants import PRVAccountant
     from opacus.accountants.analysis.rdp import get_privacy_spent
 
@@ -68,7 +112,7 @@ def _epsilon_of(releases: Sequence[Release], delta: float, accountant: str) -> f
         if accountant == "prv":
             made = PRVAccountant()
             made.history = [tuple(release) for release in releases]
-            return float(made.get_epsilon(delta=delta))
+            return float(made.get_epsilon(delta, eps_error=_PRV_ERROR, delta_error=delta * _PRV_DELTA_ERROR))
         # Near one half the series of a fractional order hardly converges; an order less is a bound all the same.
         whole = any(0.45 < release.rate < 0.55 for release in releases)
         divergences = sum(_divergences(release.noise, release.rate, whole) * release.steps for release in releases)
@@ -96,13 +140,21 @@ def calibrated(
     """Return the least noise with which ``steps`` releases of ``rate``, and those ``beside`` them, cost ``epsilon``.
 
     It is the least to a thousandth, and what it costs is at most ``epsilon``; infinity if no noise is enough.
+
+    Raises:
+        FloretError, ConfigError: as ``epsilon_of``.
     """
 
     require("opacus", "privacy", "privacy.unit")
     from scipy.optimize import brentq
 
     def above(log_noise: float) -> float:
-        cost = epsilon_of((Release(math.exp(log_noise), rate, steps), *beside), delta, accountant)
+        releases = (Release(math.exp(log_noise), rate, steps), *beside)
+        try:
+            cost = epsilon_of(releases, delta, accountant)
+        except ConfigError:
+            # On the way to more noise: never less than what it costs.
+            cost = epsilon_of(releases, delta)
         return math.log(max(cost, 1e-9)) - math.log(epsilon)
 
     low, high = -1.0, 1.0
@@ -115,4 +167,5 @@ def calibrated(
     found = float(brentq(above, low, high, xtol=_PRECISION / 2))
     while above(found) > 0:
         found += _PRECISION / 2
+    check_accountant((Release(math.exp(found), rate, steps), *beside), delta, accountant)
     return math.exp(found)

@@ -4,7 +4,7 @@ import math
 
 from common.config import Privacy, RunConfig
 from common.errors import ConfigError
-from common.privacy.accounting import Release, calibrated
+from common.privacy.accounting import Release, calibrated, check_accountant
 
 
 def drawn_in_secret(privacy: Privacy) -> bool:
@@ -31,10 +31,12 @@ def calibrated_noise(config: RunConfig, rate: float, steps: int, *beside: Releas
         beside: what the run releases besides.
 
     Raises:
-        ConfigError: no noise is enough for the target.
+        ConfigError: no noise is enough for the target, or the accountant cannot compute what the run costs.
     """
     privacy = config.privacy
     if privacy.noise:
+        if not privacy.epsilon:  # else the run ends when that is spent
+            check_accountant((Release(privacy.noise, rate, steps), *beside), privacy.delta, privacy.accountant)
         return privacy.noise
     noise = calibrated(privacy.epsilon, privacy.delta, rate, steps, privacy.accountant, beside)
     if math.isinf(noise):
