@@ -24,7 +24,8 @@ def privacy(client_name: str | None, state_dir: Path | None, delta: float, lines
     from common.privacy.ledger import FOLDER, Ledger
 
     folder = (state_dir or floret_home() / "state") / FOLDER
-    names = sorted(path.stem for path in folder.glob("*.jsonl"))
+    # Of a ledger that lost its lines the other file tells.
+    names = sorted({path.stem for kind in ("*.jsonl", "*.json") for path in folder.glob(kind)})
     if client_name is not None and client_name not in names:
         raise FloretError(
             f"--client-name {client_name!r}: no ledger in {folder}; there is {', '.join(names) or 'none'}"

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -1373,6 +1374,29 @@ def test_the_command_shows_what_was_spent(tmp_path: Path) -> None:
     assert f"{epsilon_of(ledger[:1], 1e-5):.4g} at delta 1e-05; 3 lines, 1 runs" in done.output
     assert "fedper: client, noise 3 by the node, rate 1, 1 steps" in done.output
     assert "no ledger in" in str(runner.invoke(floret, [*asked, "--client-name", "other"]).exception)
+
+
+@pytest.mark.parametrize("options", [[], ["--client-name", "site"]])
+def test_the_command_says_that_the_lines_of_a_ledger_are_gone(tmp_path: Path, options: list[str]) -> None:
+    site, runner = Site(tmp_path), CliRunner()
+    site.ask("train", shared(initial()), **PROTECTED, privacy__noise=3.0)
+    ledger = Ledger.of(tmp_path / "state", "site")
+    ledger.path.unlink()
+    wrong = (
+        f"{ledger.path} is damaged: it has 0 lines, site.json beside it says 2; what this client has spent is not known"
+    )
+    with pytest.raises(DamagedError, match=re.escape(wrong)), ledger.open():
+        pass
+    done = runner.invoke(floret, ["privacy", "--state-dir", str(tmp_path / "state"), *options])
+    assert isinstance(done.exception, DamagedError)
+    assert str(done.exception).startswith(wrong)
+    assert "spent epsilon" not in done.output
+    # The first line was never written: a crash, or a full disk, before anything was paid.
+    ledger.path.with_suffix(".json").unlink()
+    with ledger.open() as opened:
+        opened._write_head()
+    done = runner.invoke(floret, ["privacy", "--state-dir", str(tmp_path / "state"), *options])
+    assert done.output == "client site: an example has spent epsilon 0 at delta 1e-05; 0 lines, 0 runs\n"
 
 
 @pytest.mark.parametrize(

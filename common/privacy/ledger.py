@@ -91,7 +91,7 @@ class Ledger:
         Raises:
             DamagedError: it is not what was written.
         """
-        if not self.path.exists():
+        if not self.path.exists() and not self._head.exists():
             return []
         with self._locked(fcntl.LOCK_SH):
             return [line for line, _ in self._read()]
