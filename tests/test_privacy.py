@@ -3,8 +3,8 @@
 import json
 import math
 import os
-import shutil
 import re
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -44,6 +44,7 @@ from data import ClientData
 from models import build_model
 from models.examples import check_examples
 from server_app.checkpoint import Checkpoints
+from server_app.rounds import PRIVACY
 from server_app.settings import read_config
 from server_app.setup import build_strategy, check_run
 from strategies import METHODS
@@ -719,6 +720,40 @@ def test_no_client_is_refused_for_what_others_sent(tmp_path: Path) -> None:
     outcome = federate(tmp_path / "b", 5, tamper=enlarged, **keys)
     assert not outcome.history[0]["refused"]
     assert sum(one["trained"] for one in outcome.history[0]["clients"].values()) == 5
+
+
+@pytest.mark.parametrize("unit", ["example", "client"])
+def test_an_absurd_update_is_refused_also_where_nodes_add_the_noise(tmp_path: Path, unit: str) -> None:
+    """What comes from them is noised: to judge it by its size tells nothing more."""
+
+    def absurd(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
+            arrays = from_record(reply.content.array_records["arrays"])
+            reply.content["arrays"] = to_record({name: np.float32(1e15) * array for name, array in arrays.items()})
+        return reply
+
+    keys: dict[str, Any] = {"method": "fedper", "num_classes": 10, "rounds": 3, "privacy__unit": unit}
+    keys |= {"privacy__noise": 1.0, "privacy__epsilon": 0.0, "checkpoint_every": 1}
+    outcome = federate(tmp_path / "runs", 5, tamper=absurd, **keys)
+    for line in outcome.history:
+        (refusal,) = line["refused"]
+        assert refusal["client"] == "0"
+        assert "times as large as usual" in refusal["reason"]
+        # What it has spent is spent.
+        assert line["epsilon"] > 0
+    checkpoint, _ = Checkpoints(outcome.directory / "checkpoints").read()
+    assert max(np.abs(array).max() for array in checkpoint.arrays.values()) < 1e3
+    assert PRIVACY + "told.0" in checkpoint.strategy
+
+
+@pytest.mark.parametrize("noise", [0.01, 1.0, 50.0])
+def test_honest_clients_that_add_noise_are_not_refused_for_its_size(tmp_path: Path, noise: float) -> None:
+    keys: dict[str, Any] = {"num_classes": 10, "rounds": 6, "privacy__noise": noise, "privacy__epsilon": 0.0}
+    keys |= {"partition": "dirichlet", "alpha": 0.3, "participation": 0.7}
+    for unit, method in (("example", "fedper"), ("example", "fedavg"), ("client", "fedper")):
+        outcome = federate(tmp_path / f"{unit}-{method}", 6, method=method, privacy__unit=unit, **keys)
+        assert outcome.summary["refused"] == 0
+        assert len(outcome.history) == 6
 
 
 def test_each_client_is_drawn_with_the_probability_that_is_accounted_for(tmp_path: Path) -> None:

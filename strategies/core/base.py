@@ -285,8 +285,7 @@ class FloretStrategy(Method, Strategy):
         self.begin_round()
         self.post.forget_round()
         self.norms.forget_round()
-        # Where updates are clipped and noised, none is judged by the size of others: that would tell of them.
-        self._held = None if self.norms.known or self.protection else []
+        self._held = None if self.norms.known or not self._judges else []
         for client, message in self.answered(replies):
             try:
                 self._offer(self._read(client, message, server_round))
@@ -588,7 +587,10 @@ class FloretStrategy(Method, Strategy):
         Raises:
             FloretError: its update is absurd.
         """
-        if not self.protection:
+        if self.protection:
+            # Whatever becomes of the update, it is spent.
+            self.protection.hear(reply.client.name, reply.metrics)
+        if self._judges:
             self.norms.check(reply.sizes, self._floors)
         client, payload, tensors = reply.client, reply.payload, reply.payload.tensors
         if self.config.aggregation == "clipped-mean":
@@ -597,9 +599,7 @@ class FloretStrategy(Method, Strategy):
             tensors = clipped(tensors, self.arrays, reply.sizes, usual)
         self.accumulate(client, tensors, self.roster.counted(payload.samples))
         # From here on nothing is refused, so that a refused client leaves nothing behind.
-        if self.protection:
-            self.protection.hear(client.name, reply.metrics)
-        elif not noted:
+        if self._judges and not noted:
             self.norms.note(reply.sizes)
         if self.relays:
             as_it_came = reply.packed if tensors is payload.tensors else None
@@ -608,6 +608,14 @@ class FloretStrategy(Method, Strategy):
         down = self._asked.pop(client.name)
         peers = self.peers.get(client.name, ())
         self.results[client.name] = ClientResult(client, True, reply.metrics, reply.up, down, peers)
+
+    @property
+    def _judges(self) -> bool:
+        """Whether updates are judged by the sizes of others.
+
+        Not where the server adds the noise: that would tell of them. What nodes have noised may be looked at.
+        """
+        return not self.config.privacy.by_server
 
     def _protect(self) -> Protection:
         """Return what the server does for privacy.
