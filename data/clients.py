@@ -205,8 +205,8 @@ def load_own(
     label. Kept in memory until a file changes; decoded images also as a file in ``cache``, for later processes.
 
     With ``silent`` nothing but the samples depends on which classes there are: what a label means is said by the run or
-    by ``classes.txt``, never by the folders. Folders of other names are left out, so that the training part may be
-    empty; labels beyond ``num-classes`` are for the caller to leave out.
+    by ``classes.txt``, never by the folders. The training part may be empty; folders of other names are left out, and
+    labels beyond ``num-classes`` are for the caller to leave out.
 
     Raises:
         ConfigError: with ``silent``, there are folders and nobody says what their labels are, or ``class-names`` has
@@ -224,7 +224,7 @@ def load_own(
     if files:
         listed, source = listed_names(directory, said)
         if silent:
-            return _load_files(files, _stamps(files), cut, 0, listed)
+            return _load_files(files, _stamps(files), cut, 0, listed, empty=True)
         if 0 < config.num_classes < len(listed):
             raise DataError(
                 f"{source} has {len(listed)} classes; num-classes = {config.num_classes} must be at least that, or 0"
@@ -367,17 +367,19 @@ def _load_files(
     cut: Cut,
     num_classes: int,
     names: tuple[str, ...] = (),
+    *,
+    empty: bool = False,
 ) -> ClientData:
-    train, test = (read_samples(path) for path in files)
+    train, test = read_samples(files[0], empty=empty), read_samples(files[1])
     check_alike(train.x, test.x, (f"{files[0]}", f"{files[1]}"))
     for path, samples in zip(files, (train, test), strict=True):
-        class_count(int(samples.y.max()), num_classes, f"{path}: array y")
+        class_count(int(samples.y.max(initial=0)), num_classes, f"{path}: array y")
     own, validation = cut.of_training(len(train.y))
     return ClientData(
         _take(train, own),
         _take(train, validation),
         Split(torch.from_numpy(test.x), torch.from_numpy(test.y)),
-        num_classes=num_classes or int(max(train.y.max(), test.y.max())) + 1,
+        num_classes=num_classes or int(max(train.y.max(initial=0), test.y.max())) + 1,
         input_shape=train.x.shape[1:],
         class_names=names,
     )

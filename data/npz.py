@@ -51,15 +51,15 @@ def has_array(path: Path, name: str) -> bool:
         return name in file.files
 
 
-def read_arrays(path: Path, names: Sequence[str]) -> list[npt.NDArray[Any]]:
-    """Return the arrays ``names`` of the file, unchanged.
+def read_arrays(path: Path, names: Sequence[str], *, empty: bool = False) -> list[npt.NDArray[Any]]:
+    """Return the arrays ``names`` of the file, unchanged; with ``empty`` they may be of no sample.
 
     Raises:
         DataError: as ``check_arrays``, or an array is truncated, altered, empty, or made of Python objects.
     """
     arrays = []
     for name in names:
-        _check_room(path, name)
+        _check_room(path, name, empty=empty)
     with _open(path, names) as file:
         for name in names:
             try:
@@ -68,13 +68,18 @@ def read_arrays(path: Path, names: Sequence[str]) -> list[npt.NDArray[Any]]:
                 raise DataError(f"{path}: array {name} cannot be read ({_first_line(error)})") from error
             if not isinstance(array, np.ndarray):
                 raise DataError(f"{path}: {name} is not an array")
-            if array.size == 0:
+            if _is_empty(array.shape, empty):
                 raise DataError(f"{path}: array {name} is empty, its shape is {array.shape}")
             arrays.append(array)
     return arrays
 
 
-def read_shape(path: Path, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _is_empty(shape: tuple[int, ...], empty: bool) -> bool:
+    """Return whether an array has nothing in it; with ``empty`` none that is only of no sample."""
+    return 0 in (shape[1:] if empty else shape)
+
+
+def read_shape(path: Path, name: str, *, empty: bool = False) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and type of an array of the file, from its header alone.
 
     Raises:
@@ -90,20 +95,20 @@ def read_shape(path: Path, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         raise DataError(f"{path}: array {name} cannot be read ({_first_line(error)})") from error
     if dtype.hasobject:
         raise DataError(f"{path}: array {name} cannot be read (it is made of Python objects)")
-    if 0 in shape:
+    if _is_empty(shape, empty):
         raise DataError(f"{path}: array {name} is empty, its shape is {shape}")
     return shape, dtype
 
 
-def read_input_shape(path: Path, name: str = "x") -> tuple[int, ...]:
+def read_input_shape(path: Path, name: str = "x", *, empty: bool = False) -> tuple[int, ...]:
     """Return the shape of one sample of the array ``name`` after ``to_inputs``, from the header alone.
 
     Raises:
         DataError: as ``read_shape``, and as ``to_inputs`` for a shape or a type.
     """
-    shape, dtype = read_shape(path, name)
+    shape, dtype = read_shape(path, name, empty=empty)
     where = f"{path}: array {name}"
-    _check_room(path, name)
+    _check_room(path, name, empty=empty)
     try:
         return to_inputs(np.zeros((1, *shape[1:]), dtype), where).shape[1:]
     except DataError:
@@ -111,9 +116,9 @@ def read_input_shape(path: Path, name: str = "x") -> tuple[int, ...]:
         return to_inputs(np.broadcast_to(np.zeros((), dtype), shape), where).shape[1:]
 
 
-def _check_room(path: Path, name: str) -> None:
+def _check_room(path: Path, name: str, *, empty: bool) -> None:
     """Refuse an array that this machine has no memory for, before it is unpacked."""
-    shape, dtype = read_shape(path, name)
+    shape, dtype = read_shape(path, name, empty=empty)
     size, room = math.prod(shape) * dtype.itemsize, available_memory()
     if size > room:
         raise DataError(
@@ -145,33 +150,33 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def read_samples(path: Path, x_name: str = "x", y_name: str = "y") -> Samples:
-    """Return one checked pair of inputs and labels.
+def read_samples(path: Path, x_name: str = "x", y_name: str = "y", *, empty: bool = False) -> Samples:
+    """Return one checked pair of inputs and labels; with ``empty`` there may be none.
 
     Raises:
         DataError: as ``read_arrays``, ``to_inputs`` and ``to_labels``, or the two arrays differ in length.
     """
     check_arrays(path, [x_name, y_name])
     # What the headers tell first: a small file may be of many gigabytes when it is unpacked.
-    read_input_shape(path, x_name)
-    (n, *_), _ = read_shape(path, x_name)
-    y = read_labels(path, y_name)
+    read_input_shape(path, x_name, empty=empty)
+    (n, *_), _ = read_shape(path, x_name, empty=empty)
+    y = read_labels(path, y_name, empty=empty)
     if n != len(y):
         raise DataError(f"{path}: {x_name} has {n} samples, {y_name} has {len(y)} labels")
-    return Samples(to_inputs(read_arrays(path, [x_name])[0], f"{path}: array {x_name}"), y)
+    return Samples(to_inputs(read_arrays(path, [x_name], empty=empty)[0], f"{path}: array {x_name}"), y)
 
 
-def read_labels(path: Path, name: str = "y") -> npt.NDArray[np.int64]:
+def read_labels(path: Path, name: str = "y", *, empty: bool = False) -> npt.NDArray[np.int64]:
     """Return the checked labels of the file without reading its inputs.
 
     Raises:
         DataError: as ``read_arrays`` and ``to_labels``.
     """
     where = f"{path}: array {name}"
-    shape, dtype = read_shape(path, name)
+    shape, dtype = read_shape(path, name, empty=empty)
     if len(shape) != 1 or dtype.kind not in "iu":
         to_labels(np.broadcast_to(np.zeros((), dtype), shape), where)
-    return to_labels(read_arrays(path, [name])[0], where)
+    return to_labels(read_arrays(path, [name], empty=empty)[0], where)
 
 
 def to_inputs(x: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:
@@ -214,6 +219,8 @@ def to_labels(y: npt.NDArray[Any], where: str) -> npt.NDArray[np.int64]:
         raise DataError(f"{where} has shape {y.shape}; labels must have one dimension")
     if y.dtype.kind not in "iu":
         raise DataError(f"{where} has type {y.dtype}; labels must be integers")
+    if len(y) == 0:
+        return y.astype(np.int64)
     if y.min() < 0 or y.max() >= MAX_CLASSES:
         raise DataError(f"{where} goes from {y.min()} to {y.max()}; labels must be class numbers, 0 to classes - 1")
     return y.astype(np.int64)

@@ -1272,11 +1272,11 @@ def test_that_no_example_is_left_is_not_told(tmp_path: Path, method: str) -> Non
     whole = load_class("strategies", method, FloretStrategy).shares == "model"
     arrays = {n: t.numpy() for n, t in model.items() if whole or n.startswith("extractor")}
     keys: dict[str, Any] = {**PROTECTED, "num_classes": 2, "local_epochs": 2, "method": method}
-    for of_the_run in (1, 0):
-        site = Site(tmp_path / str(of_the_run))
+    for of_the_run, rows in ((1, 60), (0, 60), (0, 0)):
+        site = Site(tmp_path / f"{of_the_run}-{rows}")
         y = np.full(60, 5)
         y[:of_the_run] = 0
-        np.savez(site.folder / "data" / "train.npz", x=site.train_x, y=y)
+        np.savez(site.folder / "data" / "train.npz", x=site.train_x[:rows], y=y[:rows])
         np.savez(site.folder / "data" / "test.npz", x=site.train_x, y=y)
         for _ in range(2):
             reply = site.ask("train", arrays, {"num-classes": 2}, **keys)
