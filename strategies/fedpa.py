@@ -43,7 +43,7 @@ class FedPAParameters:
     generator_lr: float = between(0, above=True)
     generator_decay: float = between(0)
     generator_steps: int = between(0)
-    generator_batch: int = between(2)
+    generator_batch: int = between(2, 4096)
     generator_width: int = between(1)
     generator_noise: int = between(1)
 
