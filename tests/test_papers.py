@@ -129,8 +129,7 @@ def test_recall_moves_the_received_extractor_towards_the_historical_one(tmp_path
     before = recall_loss(client.training_features(client.model.extractor), target)
     client.message |= {"round": 3}
     client.config = dataclasses.replace(client.config, local_epochs=0)
-    with pytest.raises(ZeroDivisionError):  # no local epochs: the mean over no step, after the recall
-        client.train()
+    client.train()  # without local epochs: the recall alone
     after = recall_loss(client.training_features(client.model.extractor), target)
     assert after < 0.8 * before
 

@@ -465,7 +465,7 @@ def test_a_protected_run_begins_with_nothing_of_another(tmp_path: Path, monkeypa
         return float(real(self, *args))
 
     monkeypatch.setattr(FloretClient, "_run_protected", begun)
-    site, first = Site(tmp_path), torch.from_numpy(initial()["head.weight"])
+    site, first = Site(tmp_path, "min-noise: 0\n"), torch.from_numpy(initial()["head.weight"])
 
     def train(lineage: str, server_round: int, **keys: Any) -> dict[str, Any]:
         scalars = {"session.lineage": lineage, "round": server_round}
