@@ -20,7 +20,6 @@ def fit(file: Path, grids: tuple[str, ...], options: TableOptions) -> None:
     method is never run. Writes <name>-fit.md and .json after each run; another grid is added to what is there. A run
     that is done is not made again. Keys given with --set are part of each setting, like those of a grid.
     """
-    from common.run_config import parse_run_config
     from results.experiment import Experiment, selected
     from results.fit import Fit, baselines, fit_stem
     from results.measured import Records
@@ -31,7 +30,7 @@ def fit(file: Path, grids: tuple[str, ...], options: TableOptions) -> None:
     experiment = Experiment.read(file)
     path = options.results / f"{fit_stem(experiment, scale)}.json"
     records = Records(runs, path, experiment.window(scale))
-    settings = [{**parse_run_config(options.extra), **setting} for setting in combinations(grids)]
+    settings = [{**options.same(), **setting} for setting in combinations(grids)]
     tables = [options.planned(experiment, runs, setting, range(options.seeds)) for setting in settings]
     planned = [
         (setting, place)

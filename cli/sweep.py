@@ -11,8 +11,14 @@ from common.errors import FloretError
 @click.command()
 @click.argument("app", default=".", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--grid", "grids", multiple=True, required=True, metavar="KEY=[...]", help="Values of a key; repeatable.")
-@click.option("--run-config", "-c", default="", help="Keys that are the same in every run, as for `flwr run`.")
-@click.option("--federation-config", default="", help="As for `flwr run`.")
+@click.option(
+    "--run-config",
+    "-c",
+    "run_configs",
+    multiple=True,
+    help="Keys that are the same in every run, as for `flwr run`; repeatable.",
+)
+@click.option("--federation-config", "federation_configs", multiple=True, help="As for `flwr run`; repeatable.")
 @engine_options
 @kernels_option
 @jobs_option
@@ -21,8 +27,8 @@ from common.errors import FloretError
 def sweep(
     app: Path,
     grids: tuple[str, ...],
-    run_config: str,
-    federation_config: str,
+    run_configs: tuple[str, ...],
+    federation_configs: tuple[str, ...],
     engine: str,
     superlink: str,
     kernels: str,
@@ -43,7 +49,7 @@ def sweep(
     from server_app.setup import check_run
 
     runs = Runs(app, output, check_run, engine_of(engine, app, superlink, kernels, jobs))
-    grid = Sweep.of(grids, run_config, federation_config)
+    grid = Sweep.of(grids, run_configs, federation_configs)
     wanted = grid.jobs()
     for job in wanted:
         read_config(runs.config(job.spec))

@@ -35,16 +35,23 @@ _OPTIONS = (
     click.option("--no-run", is_flag=True, help="Run nothing: show what is done."),
     click.option("--keep-models", is_flag=True, help="Keep the personal models and checkpoints of each run."),
     click.option(
-        "--set", "-c", "extra", default="", metavar="KEYS", help="Keys for every run, as --run-config of `flwr run`."
+        "--set",
+        "-c",
+        "extra",
+        multiple=True,
+        metavar="KEYS",
+        help="Keys for every run, as --run-config of `flwr run`; repeatable.",
     ),
     click.option(
         "--app", default=".", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Floret's folder."
     ),
     click.option(
         "--federation-config",
-        default="client-resources-num-cpus=1",
+        "federation_configs",
+        multiple=True,
+        default=["client-resources-num-cpus=1"],
         show_default=True,
-        help="As for `flwr run`, after the number of clients.",
+        help="As for `flwr run`, after the number of clients; repeatable.",
     ),
     engine_options,
     kernels_option,
@@ -77,9 +84,9 @@ class TableOptions:
     download: bool
     no_run: bool
     keep_models: bool
-    extra: str
+    extra: tuple[str, ...]
     app: Path
-    federation_config: str
+    federation_configs: tuple[str, ...]
     engine: str
     superlink: str
     kernels: str
@@ -91,6 +98,16 @@ class TableOptions:
     def results(self) -> Path:
         """The folder of the results."""
         return self.kept or self.output
+
+    def same(self) -> dict[str, Any]:
+        """Return the keys of every run: of one that is given twice the last value.
+
+        Raises:
+            ConfigError: they cannot be read.
+        """
+        from common.run_config import parse_run_configs
+
+        return parse_run_configs(self.extra)
 
     def data(self) -> "Data":
         """Return where the datasets are.
@@ -122,11 +139,11 @@ class TableOptions:
         Raises:
             FloretError: a run's config is wrong; the message names the table, the row and the column.
         """
-        from common.run_config import parse_run_config
         from server_app.settings import read_config
 
-        same = {**parse_run_config(self.extra), **setting}
-        planned = experiment.planned_runs(sorted(seeds), self.scale, self.data(), self.federation_config, same)
+        same = {**self.same(), **setting}
+        federation = " ".join(self.federation_configs)
+        planned = experiment.planned_runs(sorted(seeds), self.scale, self.data(), federation, same)
         for place in planned:
             try:
                 read_config(runs.config(place.spec))

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from common.durable import write_whole
 from common.errors import ConfigError, FloretError
-from common.run_config import parse_run_config
+from common.run_config import parse_run_configs
 from results.run import Run
 from results.runs import Job, Runs, RunSpec
 from results.text import percent_over_runs
@@ -37,15 +37,15 @@ class Sweep:
     runs: tuple[tuple[Keys, RunSpec], ...]
 
     @classmethod
-    def of(cls, grids: Sequence[str], run_config: str, federation_config: str) -> Self:
-        """Return every combination of the grids.
+    def of(cls, grids: Sequence[str], run_configs: Sequence[str], federation_configs: Sequence[str]) -> Self:
+        """Return every combination of the grids, with what all runs share: of a key that is given twice the last value.
 
         Raises:
             ConfigError: a grid or the run config cannot be read.
         """
-        same = parse_run_config(run_config)
-        runs = tuple((keys, RunSpec(same | keys, federation_config)) for keys in combinations(grids))
-        return cls(tuple(grids), run_config, federation_config, runs)
+        same, federation = parse_run_configs(run_configs), " ".join(federation_configs)
+        runs = tuple((keys, RunSpec(same | keys, federation)) for keys in combinations(grids))
+        return cls(tuple(grids), " ".join(run_configs), federation, runs)
 
     @property
     def varied(self) -> list[str]:

@@ -976,3 +976,38 @@ def test_runs_at_the_same_time_are_stopped_and_go_on(env: dict[str, str], tmp_pa
     assert histories() == [12] * 3
     runs = json.loads((tmp_path / "out" / "real.json").read_text())["runs"]
     assert sorted(run["resumed"] for run in runs) == [0, 1, 1]
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[RunSpec]:
+    """Collect the runs that a command would make, and make none."""
+    made: list[RunSpec] = []
+
+    def collect(_: Runs, jobs: list[Job], **__: Any) -> dict[str, str]:
+        made.extend(job.spec for job in jobs)
+        return {}
+
+    monkeypatch.setattr("results.runs.run_missing", collect)
+    return made
+
+
+def pair(tmp_path: Path) -> str:
+    """Return a file with a baseline and the paper's own method."""
+    rows = [
+        {"name": "One", "config": {"method": "fedper"}, "reported": [50]},
+        {"name": "Own", "config": {"method": "pfakd"}, "reported": [60]},
+    ]
+    return str(real(tmp_path, rounds=2, rows=rows, claims=[], own="pfakd"))
+
+
+@pytest.mark.parametrize("name", ["sweep", "reproduce", "fit"])
+def test_of_options_that_are_given_twice_all_count(tmp_path: Path, planned: list[RunSpec], name: str) -> None:
+    place = [str(ROOT)] if name == "sweep" else [pair(tmp_path)]
+    grid = [] if name == "reproduce" else ["--grid", "alpha=[0.5]"]
+    given = ["-c", "local-epochs=3 batch-size=5", "--run-config" if name == "sweep" else "--set", "batch-size=7"]
+    given += ["--federation-config", "num-supernodes=5", "--federation-config=client-resources-num-cpus=2"]
+    CliRunner().invoke(floret, [name, *place, *grid, *given, "-o", str(tmp_path / "out")])
+    assert len(planned) == (2 if name == "reproduce" else 1)
+    for spec in planned:
+        assert (spec.keys["local-epochs"], spec.keys["batch-size"]) == (3, 7)
+        assert spec.federation.endswith("num-supernodes=5 client-resources-num-cpus=2")
