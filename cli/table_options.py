@@ -139,10 +139,11 @@ class TableOptions:
         Raises:
             FloretError: a run's config is wrong; the message names the table, the row and the column.
         """
+        from common.run_config import federation_text
         from server_app.settings import read_config
 
         same = {**self.same(), **setting}
-        federation = " ".join(self.federation_configs)
+        federation = federation_text(self.federation_configs)
         planned = experiment.planned_runs(sorted(seeds), self.scale, self.data(), federation, same)
         for place in planned:
             try:

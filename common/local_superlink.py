@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.errors import ConfigError, FloretError
-from common.run_config import PAIR
+from common.run_config import parse_federation_configs
 
 if TYPE_CHECKING:  # it imports Flower, which takes seconds
     from common.flower import Connection
@@ -76,19 +76,17 @@ def simulated_clients(texts: Sequence[str], superlink: str = "") -> int | None:
         superlink: the SuperLink connection, empty for Flower's default.
 
     Raises:
-        ConfigError: it is not a number, or too small.
+        ConfigError: a text is not keys and values, or the number is none, or too small.
     """
     from common.flower import default_supernodes, find_connection
 
+    clients = parse_federation_configs(texts).get("num-supernodes")
+    if clients is not None and (not clients.isdecimal() or int(clients) < 1):
+        raise ConfigError(f"--federation-config num-supernodes={clients}: must be a whole number, at least 1")
     connection = find_connection(superlink)
     if connection is None or not simulates_here(connection):
         return None
-    for key, value in reversed(PAIR.findall(" ".join(texts))):
-        if key.replace("_", "-") == "num-supernodes":
-            if not value.isdecimal() or int(value) < 1:
-                raise ConfigError(f"--federation-config {key}={value}: must be a whole number, at least 1")
-            return int(value)
-    return default_supernodes(connection)
+    return int(clients) if clients is not None else default_supernodes(connection)
 
 
 def use_own_commands() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from common.errors import ConfigError
-from common.run_config import PAIR
+from common.run_config import parse_federation_configs
 from common.simulation import own_cpus
 
 # The keys of a federation config, as Flower names them, with their defaults: clients, CPUs and GPUs of each client,
@@ -51,18 +51,18 @@ class Resources:
             part: of what is there, if other runs are made at the same time.
 
         Raises:
-            ConfigError: a key is not known, or its value cannot be used on this machine, or in this part of it.
+            ConfigError: a text is not keys and values, a key is not known, or its value cannot be used on this
+                machine, or in this part of it.
         """
         said = dict(_KEYS)
-        for key, value in PAIR.findall(" ".join(texts)):
-            name = key.replace("_", "-")
-            if name not in _KEYS:
+        for key, value in parse_federation_configs(texts).items():
+            if key not in _KEYS:
                 raise ConfigError(f"--federation-config {key}: the local engine knows {', '.join(_KEYS)}")
             try:
-                said[name] = float(value.strip("'\""))
+                said[key] = float(value.strip("'\""))
             except ValueError as error:
                 raise ConfigError(f"--federation-config {key}={value}: must be a number") from error
-            if not 0 <= said[name] < 1e6 or (said[name] % 1 and not name.endswith("client-resources-num-gpus")):
+            if not 0 <= said[key] < 1e6 or (said[key] % 1 and not key.endswith("client-resources-num-gpus")):
                 raise ConfigError(f"--federation-config {key}={value}: must be a whole number that is not negative")
         clients, cpus = int(said["num-supernodes"]), int(said["client-resources-num-cpus"])
         for key, number in (("num-supernodes", clients), ("client-resources-num-cpus", cpus)):

@@ -1,5 +1,6 @@
 """The run config as text: the app's defaults in ``pyproject.toml``, the keys in ``--run-config``, both merged."""
 
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -19,25 +20,62 @@ def parse_run_config(text: str) -> dict[str, Any]:
     Raises:
         ConfigError: the text or the file cannot be read as such.
     """
+    return _parse(text, "run config", """'method="fedper" alpha=0.5 download=true'""")
+
+
+def parse_federation_configs(texts: Iterable[str]) -> dict[str, str]:
+    """Return the keys of several ``--federation-config``, each with its value as TOML has it, the last one of a key.
+
+    Keys have hyphens, as Flower's documentation has them; it takes underscores, too.
+
+    Raises:
+        ConfigError: a text is not such keys, nor is it the only one and the path of a TOML file.
+    """
+    of, texts = "--federation-config", list(texts)
+    keys: dict[str, str] = {}
+    for text in texts:
+        if len(texts) == 1 and text.endswith(".toml"):
+            keys |= {
+                key.replace("_", "-"): json.dumps(value)
+                for key, value in _parse(text, of, "num-supernodes = 3").items()
+            }
+        else:
+            keys |= {key.replace("_", "-"): value for key, value in _pairs(text, of)}
+    return keys
+
+
+def federation_text(texts: Iterable[str]) -> str:
+    """Return several ``--federation-config`` as one, which has each key once.
+
+    Raises:
+        ConfigError: as of ``parse_federation_configs``.
+    """
+    return " ".join(f"{key}={value}" for key, value in parse_federation_configs(texts).items())
+
+
+def _parse(text: str, of: str, example: str) -> dict[str, Any]:
     try:
         if text.endswith(".toml"):
-            return flat(tomllib.loads(_read(text)))
-        left = PAIR.sub("", text).split()
-        if left:
-            raise ConfigError(f"run config {text!r}: {left[0]!r} is not key=value, without blanks around the '='")
-        return flat(tomllib.loads("\n".join(f"{key} = {value}" for key, value in PAIR.findall(text))))
+            return flat(tomllib.loads(_read(text, of)))
+        return flat(tomllib.loads("\n".join(f"{key} = {value}" for key, value in _pairs(text, of))))
     except OSError as error:
-        raise ConfigError(f"run config {text}: {error.strerror}") from error
+        raise ConfigError(f"{of} {text}: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:
-        example = """'method="fedper" alpha=0.5 download=true'"""
-        raise ConfigError(f"run config {text!r} cannot be read ({error}); it must be like {example}") from error
+        raise ConfigError(f"{of} {text!r} cannot be read ({error}); it must be like {example}") from error
 
 
-def _read(file: str) -> str:
+def _pairs(text: str, of: str) -> list[tuple[str, str]]:
+    left = PAIR.sub("", text).split()
+    if left:
+        raise ConfigError(f"{of} {text!r}: {left[0]!r} is not key=value, without blanks around the '='")
+    return PAIR.findall(text)
+
+
+def _read(file: str, of: str) -> str:
     try:
         return Path(file).expanduser().read_text(encoding="utf-8")
     except (UnicodeDecodeError, RuntimeError) as error:
-        raise ConfigError(f"run config {file}: {error}; it must be a TOML file in UTF-8") from error
+        raise ConfigError(f"{of} {file}: {error}; it must be a TOML file in UTF-8") from error
 
 
 def parse_run_configs(texts: Iterable[str]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from common.durable import write_whole
 from common.errors import ConfigError, FloretError
-from common.run_config import parse_run_configs
+from common.run_config import federation_text, parse_run_configs
 from results.run import Run
 from results.runs import Job, Runs, RunSpec
 from results.text import percent_over_runs
@@ -41,9 +41,9 @@ class Sweep:
         """Return every combination of the grids, with what all runs share: of a key that is given twice the last value.
 
         Raises:
-            ConfigError: a grid or the run config cannot be read.
+            ConfigError: a grid, the run config or the federation config cannot be read.
         """
-        same, federation = parse_run_configs(run_configs), " ".join(federation_configs)
+        same, federation = parse_run_configs(run_configs), federation_text(federation_configs)
         runs = tuple((keys, RunSpec(same | keys, federation)) for keys in combinations(grids))
         return cls(tuple(grids), " ".join(run_configs), federation, runs)
 

@@ -183,6 +183,11 @@ def test_the_clients_of_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for text in ("num-supernodes=0", "num-supernodes=many", "num-supernodes=2.5"):
         with pytest.raises(ConfigError, match=rf"--federation-config {text}: must be a whole number, at least 1"):
             simulated_clients([text])
+    for text in ("num-supernodes = 3", "num-supernodes: 3", "nonsense"):
+        with pytest.raises(ConfigError, match=rf"--federation-config '{text}': '[a-z-]*:?' is not key=value, without"):
+            simulated_clients(["client-resources-num-cpus=1", text])
+    (tmp_path / "clients.toml").write_text("num-supernodes = 6")
+    assert simulated_clients([str(tmp_path / "clients.toml")]) == 6
     (tmp_path / "config.toml").write_text(
         '[superlink]\ndefault = "own"\n[superlink.own]\naddress = ":local:"\noptions.num-supernodes = 7\n'
         '[superlink.far]\naddress = "superlink.example.org:9093"\n'

@@ -272,6 +272,11 @@ def test_nothing_is_left_when_the_engine_is_killed(runner: Runner) -> None:
         ("threads=2", [], "threads = 2: each client has 1 CPU(s)"),
         ("", ["--federation-config", "num-supernodes=0"], "--federation-config num-supernodes=0: must be at least 1"),
         ("", ["--federation-config", "supernodes=3"], "--federation-config supernodes: the local engine knows"),
+        (
+            "",
+            ["--federation-config", "num-supernodes = 3"],
+            "--federation-config 'num-supernodes = 3': 'num-supernodes'",
+        ),
         ("", ["my-superlink"], "--engine local takes the app's folder"),
     ],
 )
@@ -354,6 +359,7 @@ def test_resources(monkeypatch: pytest.MonkeyPatch) -> None:
         ("num-supernodes=2.5", "must be a whole number"),
         ("num-supernodes=many", "must be a number"),
         ("num-supernodes=-1", "not negative"),
+        ("nonsense", "'nonsense' is not key=value, without blanks around the '='"),
     ):
         with pytest.raises(ConfigError, match=wrong):
             Resources.of([text])

@@ -1000,14 +1000,30 @@ def pair(tmp_path: Path) -> str:
     return str(real(tmp_path, rounds=2, rows=rows, claims=[], own="pfakd"))
 
 
+def arguments(name: str, tmp_path: Path, *options: str) -> list[str]:
+    """Return the arguments of a sweep, reproduce or fit."""
+    place = str(ROOT) if name == "sweep" else pair(tmp_path)
+    grid = [] if name == "reproduce" else ["--grid", "alpha=[0.5]"]
+    return [name, place, *grid, "-o", str(tmp_path / "out"), *options]
+
+
 @pytest.mark.parametrize("name", ["sweep", "reproduce", "fit"])
 def test_of_options_that_are_given_twice_all_count(tmp_path: Path, planned: list[RunSpec], name: str) -> None:
-    place = [str(ROOT)] if name == "sweep" else [pair(tmp_path)]
-    grid = [] if name == "reproduce" else ["--grid", "alpha=[0.5]"]
     given = ["-c", "local-epochs=3 batch-size=5", "--run-config" if name == "sweep" else "--set", "batch-size=7"]
-    given += ["--federation-config", "num-supernodes=5", "--federation-config=client-resources-num-cpus=2"]
-    CliRunner().invoke(floret, [name, *place, *grid, *given, "-o", str(tmp_path / "out")])
+    given += ["--federation-config", "num_supernodes=5", "--federation-config=client-resources-num-cpus=2"]
+    CliRunner().invoke(floret, arguments(name, tmp_path, *given, "--federation-config", "num-supernodes=6"))
     assert len(planned) == (2 if name == "reproduce" else 1)
     for spec in planned:
         assert (spec.keys["local-epochs"], spec.keys["batch-size"]) == (3, 7)
-        assert spec.federation.endswith("num-supernodes=5 client-resources-num-cpus=2")
+        assert spec.federation.endswith("num-supernodes=6 client-resources-num-cpus=2")
+        assert "=5" not in spec.federation
+
+
+@pytest.mark.parametrize("name", ["sweep", "reproduce", "fit"])
+def test_a_federation_config_that_is_not_understood_is_refused(
+    tmp_path: Path, planned: list[RunSpec], name: str
+) -> None:
+    ended = CliRunner().invoke(floret, arguments(name, tmp_path, "--federation-config", "num-supernodes = 3"))
+    assert isinstance(ended.exception, ConfigError)
+    assert "'num-supernodes' is not key=value, without blanks around the '='" in str(ended.exception)
+    assert not planned
