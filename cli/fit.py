@@ -30,7 +30,8 @@ def fit(file: Path, grids: tuple[str, ...], options: TableOptions) -> None:
     experiment = Experiment.read(file)
     path = options.results / f"{fit_stem(experiment, scale)}.json"
     records = Records(runs, path, experiment.window(scale))
-    settings = [{**options.same(), **setting} for setting in combinations(grids)]
+    same = options.same()
+    settings = [{**same, **setting} for setting in combinations(grids, same)]
     tables = [options.planned(experiment, runs, setting, range(options.seeds)) for setting in settings]
     planned = [
         (setting, place)

@@ -3,7 +3,7 @@
 import itertools
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -44,7 +44,7 @@ class Sweep:
             ConfigError: a grid, the run config or the federation config cannot be read.
         """
         same, federation = parse_run_configs(run_configs), federation_text(federation_configs)
-        runs = tuple((keys, RunSpec(same | keys, federation)) for keys in combinations(grids))
+        runs = tuple((keys, RunSpec(same | keys, federation)) for keys in combinations(grids, same))
         return cls(tuple(grids), " ".join(run_configs), federation, runs)
 
     @property
@@ -92,23 +92,41 @@ class Sweep:
         return table
 
 
-def combinations(grids: Sequence[str]) -> list[Keys]:
+def combinations(grids: Sequence[str], same: Iterable[str] = ()) -> list[Keys]:
     """Return every combination of the values of ``KEY=[...]`` texts, the last key changing fastest.
 
+    Args:
+        grids: the texts.
+        same: keys that have one value in all combinations, which a grid must not have.
+
     Raises:
-        ConfigError: a text is not a key and a list of values.
+        ConfigError: a text is not a key and a list of values, or a key or a value of it is given twice.
     """
-    axes: list[list[Keys]] = []
+    axes: dict[str, list[Keys]] = {}
     for text in grids:
-        key, _, values = text.partition("=")
+        name, _, values = text.partition("=")
+        key = name.strip()
         try:
             listed = tomllib.loads(f"values = {values}")["values"]
         except tomllib.TOMLDecodeError:
             listed = None
         if not isinstance(listed, list) or not listed:
             raise ConfigError(f"--grid {text!r}: must be like 'alpha=[0.1, 0.5]' or 'method=[\"fedper\", \"pfakd\"]'")
-        axes.append([{key.strip(): value} for value in listed])
-    return [{key: value for part in cell for key, value in part.items()} for cell in itertools.product(*axes)]
+        if key in axes:
+            raise ConfigError(f"--grid {text!r}: {key} is in another --grid, too; write all its values into one list")
+        if key in same:
+            raise ConfigError(f"--grid {text!r}: {key} is among the keys of every run (-c), too; leave one of them out")
+        twice = next((value for i, value in enumerate(listed) if any(_same(value, v) for v in listed[:i])), None)
+        if twice is not None:
+            raise ConfigError(f"--grid {text!r}: {key} has the value {json.dumps(twice)} twice; write each value once")
+        axes[key] = [{key: value} for value in listed]
+    cells = itertools.product(*axes.values())
+    return [{key: value for part in cell for key, value in part.items()} for cell in cells]
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two values are the same, as 1 and 1.0 are, but not 1 and true."""
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
 def summary_of(run: Run) -> dict[str, Any] | None:

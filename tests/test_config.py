@@ -230,6 +230,14 @@ def test_a_grid_is_every_combination_of_its_values() -> None:
     for text in ("alpha", "alpha=0.1", "alpha=[]", "method=[fedper]"):
         with pytest.raises(ConfigError, match="must be like"):
             combinations([text])
+    for texts, wrong in (
+        (["seed=[0, 0]"], r"--grid 'seed=\[0, 0\]': seed has the value 0 twice; write each value once"),
+        (["alpha=[0.5, 1, 1.0]"], r"alpha has the value 1\.0 twice"),
+        (["alpha=[0.5]", "alpha = [1.0]"], r"--grid 'alpha = \[1\.0\]': alpha is in another --grid, too; write all"),
+        (["alpha=[0.5]", "rounds=[2]"], r"--grid 'rounds=\[2\]': rounds is among the keys of every run \(-c\), too; "),
+    ):
+        with pytest.raises(ConfigError, match=wrong):
+            combinations(texts, {"lr": 0.1, "rounds": 3})
 
 
 def test_rows_of_a_sweep_are_ordered_by_validation() -> None:

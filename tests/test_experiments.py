@@ -1027,3 +1027,11 @@ def test_a_federation_config_that_is_not_understood_is_refused(
     assert isinstance(ended.exception, ConfigError)
     assert "'num-supernodes' is not key=value, without blanks around the '='" in str(ended.exception)
     assert not planned
+
+
+@pytest.mark.parametrize("name", ["sweep", "fit"])
+def test_a_key_of_the_grid_is_no_key_of_every_run(tmp_path: Path, planned: list[RunSpec], name: str) -> None:
+    ended = CliRunner().invoke(floret, arguments(name, tmp_path, "-c", "rounds=2", "-c", "alpha=0.1"))
+    assert isinstance(ended.exception, ConfigError)
+    assert "alpha is among the keys of every run (-c), too; leave one of them out" in str(ended.exception)
+    assert not planned
