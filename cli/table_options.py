@@ -9,12 +9,18 @@ import click
 
 from cli.engines import engine_options, jobs_option, kernels_option
 from cli.ranges import NumberRange, WholeRange
-from common.errors import FloretError
+from common.errors import ConfigError, FloretError
 
 if TYPE_CHECKING:
     from results.experiment import Data, Experiment, PlannedRun
     from results.measured import Records
     from results.runs import Runs
+
+# Keys that the command sets in each run, and what says them.
+_SET_BY = {
+    "method": "each row has its own, and --only says which rows are run",
+    "seed": "--seeds says which seeds are run",
+}
 
 _OPTIONS = (
     click.option(
@@ -137,12 +143,16 @@ class TableOptions:
         """Return the runs of a table with the keys of ``setting``, in order of the seeds.
 
         Raises:
-            FloretError: a run's config is wrong; the message names the table, the row and the column.
+            FloretError: a key is not for --set or --grid; or a run's config is wrong, and the message names the
+                table, the row and the column.
         """
         from common.run_config import federation_text
         from server_app.settings import read_config
 
         same = {**self.same(), **setting}
+        for key, instead in _SET_BY.items():
+            if key in same:
+                raise ConfigError(f"{key} = {same[key]!r}: cannot be set for a table: {instead}")
         federation = federation_text(self.federation_configs)
         planned = experiment.planned_runs(sorted(seeds), self.scale, self.data(), federation, same)
         for place in planned:

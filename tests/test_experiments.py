@@ -1035,3 +1035,28 @@ def test_a_key_of_the_grid_is_no_key_of_every_run(tmp_path: Path, planned: list[
     assert isinstance(ended.exception, ConfigError)
     assert "alpha is among the keys of every run (-c), too; leave one of them out" in str(ended.exception)
     assert not planned
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["reproduce", "-c", "seed=5"], "seed = 5: cannot be set for a table: --seeds says which seeds are run"),
+        (["fit", "-c", "seed=5"], "seed = 5: cannot be set for a table: --seeds says which seeds are run"),
+        (["fit", "--grid", "seed=[3]"], "seed = 3: cannot be set for a table: --seeds says which seeds are run"),
+        (
+            ["fit", "--only", "One", "--grid", 'method=["pfakd"]'],
+            "method = 'pfakd': cannot be set for a table: each row",
+        ),
+        (
+            ["reproduce", "--set", 'method="fedavg"'],
+            "method = 'fedavg': cannot be set for a table: each row has its own",
+        ),
+    ],
+)
+def test_method_and_seed_are_those_of_the_table(
+    tmp_path: Path, planned: list[RunSpec], options: list[str], line: str
+) -> None:
+    ended = CliRunner().invoke(floret, arguments(options[0], tmp_path, *options[1:]))
+    assert isinstance(ended.exception, ConfigError)
+    assert str(ended.exception).startswith(line)
+    assert not planned
