@@ -15,6 +15,9 @@ from common.home import importing_from
 from common.kernels import NATIVE, kernels_in_use, variables
 from common.run_config import default_config, merged, parse_run_configs
 
+# Other options of `flwr run` that have a value, with an example of it.
+_VALUED = {"--federation-config": "'num-supernodes=10'", "--federation": "@none/default", "--format": "json"}
+
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.option(
@@ -113,19 +116,30 @@ def use_code_of(app: Path, arguments: Sequence[str]) -> None:
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """Return the app and SuperLink among the arguments of `flwr run`, its run configs, and all but the run configs."""
+    """Return the app and SuperLink among the arguments of `flwr run`, its run configs, and all but the run configs.
+
+    Raises:
+        click.UsageError: the last one is an option without its value.
+    """
     places: list[str] = []
     texts: list[str] = []
     rest: list[str] = []
     remaining = iter(arguments)
+
+    def value_of(option: str, example: str) -> str:
+        found = next(remaining, None)
+        if found is None:
+            raise click.UsageError(f"{option}: its value is missing, such as {example}")
+        return found
+
     for argument in remaining:
         option, _, value = argument.partition("=")
         if argument in ("--run-config", "-c"):
-            texts.append(next(remaining, ""))
+            texts.append(value_of(argument, "'rounds=10'"))
         elif option == "--run-config":
             texts.append(value)
-        elif argument in ("--federation-config", "--federation", "--format"):
-            rest += [argument, next(remaining, "")]
+        elif argument in _VALUED:
+            rest += [argument, value_of(argument, _VALUED[argument])]
         else:
             rest.append(argument)
             if not argument.startswith("-"):

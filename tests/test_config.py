@@ -152,6 +152,13 @@ def test_floret_run_tells_a_mistake_before_anything_starts(
             "'--scale': nan is not in the range 0<x<=1.",
         ),
         (["run", "-c", "FILE.toml", "-c", "seed=1"], "a TOML file must be the only --run-config"),
+        (["run", "-c", "alhpa=1", "--run-config"], "--run-config: its value is missing, such as 'rounds=10'"),
+        (["run", "-c", "alhpa=1", "-c"], "-c: its value is missing, such as 'rounds=10'"),
+        (["run", "--engine", "local", "-c", "alhpa=1", "-c"], "-c: its value is missing, such as 'rounds=10'"),
+        (
+            ["run", "-c", "alhpa=1", "--federation-config"],
+            "--federation-config: its value is missing, such as 'num-supernodes=10'",
+        ),
     ],
 )
 def test_an_output_or_an_option_that_is_wrong_is_one_line(
