@@ -9,7 +9,7 @@ import difflib
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_origin
 
@@ -120,12 +120,20 @@ def read_keys(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
             continue
         if key not in values:
             raise ConfigError(f"{key} is missing from the run config")
-        kwargs[item.name] = _typed(key, values[key], item.type)
-        check: Check | None = item.metadata.get("check")
-        wrong = check(kwargs[item.name]) if check else None
-        if wrong:
-            raise ConfigError(f"{key} = {values[key]!r}: {wrong}")
+        kwargs[item.name] = _read(item, key, values[key])
     return kind(**kwargs)
+
+
+def check_keys(kind: type, values: Mapping[str, Any], keys: Iterable[str]) -> None:
+    """Check those of ``keys`` that ``values`` has, as ``read_keys`` would, and leave the others.
+
+    Raises:
+        ConfigError: as of ``read_keys``, for one of these keys.
+    """
+    items = {key_of(item.name): item for item in fields(kind)}
+    for key in keys:
+        if key in values:
+            _read(items[key], key, values[key])
 
 
 def keys_of(keys: Any, prefix: str = "") -> dict[str, Any]:
@@ -141,6 +149,15 @@ def keys_of(keys: Any, prefix: str = "") -> dict[str, Any]:
 def key_of(field_name: str) -> str:
     """Return the run-config key of a dataclass field: ``lr_decay`` is ``lr-decay``, ``lambda_`` is ``lambda``."""
     return field_name.rstrip("_").replace("_", "-")
+
+
+def _read(item: Field[Any], key: str, value: Any) -> Scalar | tuple[str, ...]:
+    read = _typed(key, value, item.type)
+    check: Check | None = item.metadata.get("check")
+    wrong = check(read) if check else None
+    if wrong:
+        raise ConfigError(f"{key} = {value!r}: {wrong}")
+    return read
 
 
 def _typed(key: str, value: Any, kind: Any) -> Scalar | tuple[str, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Self
 
-from common.config import nearest, one_of, own_keys
+from common.config import RunConfig, check_keys, nearest, one_of, own_keys
 from common.errors import ConfigError
 from common.yamlfile import read_yaml
 from results.history import History
@@ -215,6 +215,9 @@ class Experiment:
             data: where datasets are.
             federation: the simulation's ``--federation-config`` besides the number of clients.
             same: keys of every run, which go before those of the file.
+
+        Raises:
+            ConfigError: a key that the scale or the measure needs cannot be used; the message names the place.
         """
         return [
             PlannedRun(row.name, column.name, seed, self._spec(row, column, seed, scale, data, federation, same))
@@ -235,12 +238,16 @@ class Experiment:
         same: Mapping[str, Any],
     ) -> RunSpec:
         keys = {**self.config, **column.config, **row.config, **same, "seed": seed}
+        try:
+            check_keys(RunConfig, keys, ("dataset", "participation", "rounds", "max-samples"))
+            size = keys.get("max-samples") or (_size(keys["dataset"]) if scale < 1 else 0)
+        except ConfigError as error:
+            raise ConfigError(f"{self.stem}, {row.name}, {column.name}: {error}") from error
         if self.measure.last_rounds > 1 and keys.get("participation", 1.0) < 1:
             keys["evaluate-every"] = 1
         if scale < 1:
             keys["rounds"] = max(LEAST_ROUNDS, round(keys["rounds"] * scale))
-            samples = keys.get("max-samples") or SIZES[keys["dataset"]]
-            keys["max-samples"] = max(LEAST_SAMPLES, round(samples * scale))
+            keys["max-samples"] = max(LEAST_SAMPLES, round(size * scale))
         clients = row.clients or column.clients or self.clients
         return RunSpec(data.added_to(keys), f"num-supernodes={clients} {federation}".strip())
 
@@ -446,6 +453,20 @@ def selected(tables: Sequence[Sequence[PlannedRun]], patterns: Sequence[str]) ->
         ]
         for planned in tables
     ]
+
+
+def _size(dataset: str) -> int:
+    """Return how many samples a dataset has.
+
+    Raises:
+        ConfigError: there is no such dataset, or it is the user's own.
+    """
+    if dataset in SIZES:
+        return SIZES[dataset]
+    from data import DATASETS
+
+    wrong = one_of(dataset, DATASETS) or "its size is not known: a scale needs max-samples"
+    raise ConfigError(f"dataset = {dataset!r}: {wrong}")
 
 
 def _method(config: Mapping[str, Any], row: Row) -> str:

@@ -1060,3 +1060,28 @@ def test_method_and_seed_are_those_of_the_table(
     assert isinstance(ended.exception, ConfigError)
     assert str(ended.exception).startswith(line)
     assert not planned
+
+
+@pytest.mark.parametrize(
+    ("keys", "changes", "line"),
+    [
+        ('dataset="npz" data-dir="~/my.npz"', {}, "dataset = 'npz': its size is not known: a scale needs max-samples"),
+        ('dataset="cifar11"', {}, "dataset = 'cifar11': must be one of digits, mnist, "),
+        ("dataset=5", {}, "dataset = 5: must be a text"),
+        ('max-samples="x"', {}, "max-samples = 'x': must be a whole number"),
+        ("max-samples=-5", {}, "max-samples = -5: must be at least 0"),
+        ('rounds="x"', {}, "rounds = 'x': must be a whole number"),
+        ("rounds=0", {}, "rounds = 0: must be at least 1"),
+        ("", {"config": {"dataset": "digits", "rounds": "ten"}}, "rounds = 'ten': must be a whole number"),
+        ('participation="0.5"', {}, "participation = '0.5': must be a number"),
+    ],
+)
+def test_what_a_scale_and_a_measure_need_is_checked_first(
+    tmp_path: Path, keys: str, changes: dict[str, Any], line: str
+) -> None:
+    file = str(real(tmp_path, rounds=5, **changes))
+    options = ["--no-run", "--scale", "0.2", "-c", keys, "-o", str(tmp_path / "out")]
+    ended = CliRunner().invoke(floret, ["reproduce", file, *options])
+    assert isinstance(ended.exception, ConfigError)
+    assert str(ended.exception).startswith(f"real, One, IID: {line}")
+    assert "\n" not in str(ended.exception)
