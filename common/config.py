@@ -6,6 +6,7 @@ are read by ``read_keys`` into the dataclass that its server half declares.
 """
 
 import difflib
+import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
@@ -22,13 +23,14 @@ T = TypeVar("T")
 Check = Callable[[Any], str | None]
 
 
-def between(low: float, high: float = float("inf"), *, above: bool = False) -> Any:
-    """Declare a number in [low, high], or in (low, high] with ``above``."""
+def between(low: float, high: float = math.inf, *, above: bool = False, infinite: bool = False) -> Any:
+    """Declare a number in [low, high], or in (low, high] with ``above``; an infinite one only with ``infinite``."""
 
     def check(value: float) -> str | None:
         fine = (low < value if above else low <= value) and value <= high
-        upper = "" if high == float("inf") else f" and at most {high:g}"
-        return None if fine else f"must be {'above' if above else 'at least'} {low:g}{upper}"
+        wide = abs(value) == math.inf and not infinite
+        upper = f" and at most {high:g}" if high < math.inf else " and finite" if wide else ""
+        return None if fine and not wide else f"must be {'above' if above else 'at least'} {low:g}{upper}"
 
     return field(metadata={"check": check})
 

@@ -27,7 +27,7 @@ class CriticalFLParameters:
     ``upload_fraction`` of its weights that changed most; with 1 it sends them all.
     """
 
-    delta: float = between(0)
+    delta: float = between(0, infinite=True)
     initial_checks: int = between(0)
     window: int = between(1)
     check_every: int = between(1)

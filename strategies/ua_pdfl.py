@@ -24,7 +24,7 @@ class UAPDFLParameters:
     """
 
     n_com: int = between(1)
-    th: float = between(float("-inf"))
+    th: float = between(float("-inf"), infinite=True)
     mu: float = between(0)
     divergence: str = choice("symmetric-kl", "jensen-shannon")
     aux_reduction: str = choice("sum", "mean")

@@ -3,6 +3,7 @@
 import sys
 from dataclasses import fields
 from itertools import product
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,14 @@ from tests.harness import ROOT, run_config
         ({"alpha": 0.0}, "alpha = 0.0: must be above 0"),
         ({"device": "tpu"}, "device = 'tpu': must be auto, cpu, or an accelerator like cuda or cuda:1"),
         ({"alpha": -1}, "alpha = -1: must be above 0"),
+        ({"alpha": inf}, "alpha = inf: must be above 0 and finite"),
+        ({"lr": inf}, "lr = inf: must be above 0 and finite"),
+        (parse_run_config("lr=1e400"), "lr = inf: must be above 0 and finite"),
+        ({"lr": -inf}, "lr = -inf: must be above 0 and finite"),
+        ({"weight_decay": inf}, "weight-decay = inf: must be at least 0 and finite"),
+        ({"round_timeout": inf}, "round-timeout = inf: must be above 0 and finite"),
+        ({"momentum": inf}, "momentum = inf: must be at least 0 and at most 0.9999"),
+        ({"method": "fedprox", "fedprox__mu": inf}, "fedprox.mu = inf: must be at least 0 and finite"),
         ({"participation": 1.5}, "participation = 1.5: must be above 0 and at most 1"),
         ({"rounds": 0}, "rounds = 0: must be at least 1"),
         ({"rounds": 2.5}, "rounds = 2.5: must be a whole number"),
@@ -76,6 +85,12 @@ def test_the_defaults_of_every_method_are_valid_and_belong_to_a_method() -> None
         _, _, parameters = read_config(values | {"method": method})
         read |= {f"{method}.{key_of(item.name)}" for item in fields(parameters)} if parameters else set()
     assert {key for key in values if "." in key and not key.startswith("privacy.")} == read
+
+
+def test_what_may_be_infinite(tmp_path: Path) -> None:
+    for method, key in (("criticalfl", "delta"), ("ua-pdfl", "th")):
+        values = run_config(tmp_path, method=method) | {f"{method}.{key}": inf}
+        assert getattr(read_config(values)[2], key) == inf
 
 
 def test_a_whole_number_stands_for_a_float(tmp_path: Path) -> None:
