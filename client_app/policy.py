@@ -181,7 +181,9 @@ class Policy:
         ):
             if ALL not in permitted and name not in permitted:
                 raise _refused(key, permitted, f"{key[:-1]} = {name!r}")
-        epochs = {"local-epochs": config.local_epochs, "privacy.head-epochs": config.privacy.head_epochs}
+        epochs = {"local-epochs": config.local_epochs}
+        if config.privacy.unit == "example":
+            epochs["privacy.head-epochs"] = config.privacy.head_epochs
         for name, value in keys_of(parameters).items():
             key = f"{config.method}.{name}"
             if name.endswith("inner-steps"):  # so many on each batch

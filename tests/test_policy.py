@@ -278,6 +278,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "min-steps = 3, and a round would have 2 steps (local-epochs = 2, batch-size = 54)",
     ),
     ("max-local-epochs: 4", {}, "max-local-epochs = 4, and local-epochs = 5"),
+    (
+        "max-local-epochs: 4",
+        {"privacy__unit": "example", "privacy__noise": 1.0, "num_classes": CLASSES, "local_epochs": 3},
+        "max-local-epochs = 4, and privacy.head-epochs = 5",
+    ),
     ("", {"local_epochs": 1001}, "max-local-epochs = 1000, and local-epochs = 1001"),
     ("", {"method": "fedrep", "fedrep__head_epochs": 10**6}, "and fedrep.head-epochs = 1000000"),
     ("", {"method": "pfedme", "pfedme__inner_steps": 201}, "and local-epochs times pfedme.inner-steps = 1005"),
@@ -301,6 +306,12 @@ def test_what_a_policy_refuses_is_one_line(
     assert site.audit[-1]["records"]["error"]["reason"] == line
     # Nothing was made in the name of what was refused.
     assert {path.name for path in (tmp_path / "state").iterdir()} <= {".audit", "seed", "identity"}
+
+
+@pytest.mark.parametrize("keys", [{}, {"privacy__unit": "client", "privacy__noise": 1.0, "num_classes": CLASSES}])
+def test_epochs_that_are_not_made_are_not_bounded(tmp_path: Path, keys: dict[str, Any]) -> None:
+    site = Site(tmp_path, "max-local-epochs: 3")
+    assert "arrays" in site.ask("train", shared(initial()), local_epochs=3, **keys)
 
 
 def test_a_message_cannot_ask_for_a_model_that_is_too_large(tmp_path: Path) -> None:
