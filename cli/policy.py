@@ -40,6 +40,7 @@ def policy(file: Path | None, partition: bool, run_config: tuple[str, ...]) -> N
         kind.check_protects(config)
         config.check_classes_are_given()
         permitted.check_run(config, parameters)
+        permitted.check_calibrated(config)
         kinds = kinds_sent(config, parameters)
         wrong = permitted.objection(config.method, kinds)
         if wrong:

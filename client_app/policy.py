@@ -20,6 +20,7 @@ from common.errors import ConfigError, FloretError
 from common.extras import require
 from common.filters import Payload
 from common.norms import group_of
+from common.privacy.calibration import noise_of_clients
 from common.registry import load_class
 from common.tensors import MASK, NamedArrays
 from common.yamlfile import read_yaml
@@ -174,6 +175,7 @@ class Policy:
 
         Raises:
             PolicyError: a key is not permitted here.
+            BudgetError: ``privacy.noise`` is less than is permitted here.
         """
         for key, name, permitted in (
             ("methods", config.method, self.methods),
@@ -193,6 +195,7 @@ class Policy:
         for key, value in epochs.items():
             self._bound("max-local-epochs", key, value)
         self._bound("max-image-size", "image-size", config.image_size)
+        self._bound("max-classes", "num-classes", config.num_classes)
         unit = config.privacy.unit
         if ALL not in self.privacy and unit not in self.privacy:
             raise _refused("privacy", self.privacy, f"privacy.unit = {unit!r}")
@@ -203,6 +206,21 @@ class Policy:
             raise _refused("max-samples", self.max_samples, f"privacy.unit = {unit!r} needs all of the data")
         if config.privacy.by_server and not self.noise_by_server:
             raise _refused("noise-by-server", "false", "privacy.where = 'server'")
+        if config.privacy.on and config.privacy.noise and not config.privacy.by_server:
+            self.budget().check_noise(config.privacy.noise)
+
+    def check_calibrated(self, config: RunConfig) -> None:
+        """Check the noise that is calibrated to ``privacy.epsilon``, as far as a run config alone tells it.
+
+        A node checks it when it pays for a round. With ``privacy.unit = "example"`` it depends on the data.
+
+        Raises:
+            BudgetError: it is less than is permitted here.
+            ConfigError: no noise is enough for the target.
+        """
+        privacy = config.privacy
+        if privacy.unit == "client" and not privacy.noise and not privacy.by_server:
+            self.budget().check_noise(noise_of_clients(config))
 
     def check_model(self, config: RunConfig, parameters: Any, shape: tuple[int, ...], classes: int) -> Declared:
         """Check the size of the model and of the networks beside it, before they are made.

@@ -96,6 +96,18 @@ class Budget:
     delta: float
     noise: float = 0.0
 
+    def check_noise(self, noise: float) -> None:
+        """Check the noise that a run adds on the node, in units of its ``privacy.clip``.
+
+        Raises:
+            BudgetError: it is less than the node permits.
+        """
+        if noise < self.noise:
+            raise BudgetError(
+                f"this node's policy has min-noise = {self.noise:g}, and this run adds {noise:.3g} times its "
+                "privacy.clip; it needs more privacy.noise, or with privacy.noise = 0 a smaller privacy.epsilon"
+            )
+
 
 class LedgerAccount:
     """On a node: the ledger of the client, over all its runs.
@@ -144,12 +156,9 @@ class LedgerAccount:
     def pay(self, releases: Sequence[Release], attempts: Sequence[int] = (), count: float | None = None) -> None:
         """Write what is released into the ledger; it is on the disk when this returns."""
         # Where the server adds the noise, it is trusted with it.
-        least = min((release.noise for release in releases if not self._line.by_server), default=math.inf)
-        if least < self._budget.noise:
-            raise BudgetError(
-                f"this node's policy has min-noise = {self._budget.noise:g}, and this run adds {least:.3g} times its "
-                "privacy.clip; it needs more privacy.noise, or with privacy.noise = 0 a smaller privacy.epsilon"
-            )
+        self._budget.check_noise(
+            min((release.noise for release in releases if not self._line.by_server), default=math.inf)
+        )
         with self._ledger.open() as ledger:
             if self._budget.epsilon:
                 # Who is protected as a client is protected in each example, not the reverse.

@@ -649,6 +649,50 @@ def test_the_command_says_what_is_permitted(tmp_path: Path) -> None:
         assert wrong in str(done.exception)
 
 
+NOISED = 'method="fedper" num-classes=10 privacy.clip=1.0 '
+LITTLE = "this node's policy has min-noise = 0.1, and this run adds "
+COMMAND_REFUSES = [
+    (NOISED + 'privacy.unit="example" privacy.noise=0.01', LITTLE + "0.01 times its privacy.clip"),
+    (NOISED + 'privacy.unit="client" privacy.noise=0.01', LITTLE + "0.01 times its privacy.clip"),
+    (NOISED + 'privacy.unit="client" privacy.epsilon=10000.0 rounds=1', LITTLE + "0.00"),
+    ("num-classes=20000", "this node's policy has max-classes = 10000, and num-classes = 20000"),
+]
+
+
+@pytest.mark.parametrize(("keys", "wrong"), COMMAND_REFUSES)
+def test_the_command_refuses_what_a_node_would(keys: str, wrong: str) -> None:
+    from click.testing import CliRunner
+
+    done = CliRunner().invoke(floret, ["policy", "-c", keys])
+    assert "This run is permitted" not in done.output
+    assert str(done.exception).startswith(wrong)
+
+
+@pytest.mark.parametrize(
+    "keys", ['privacy.unit="client" privacy.epsilon=8.0', 'privacy.unit="example" privacy.noise=0.1']
+)
+def test_the_command_permits_noise_that_a_node_would(keys: str) -> None:
+    from click.testing import CliRunner
+
+    assert "This run is permitted" in CliRunner().invoke(floret, ["policy", "-c", NOISED + keys]).output
+
+
+def test_little_noise_that_the_server_adds_is_its_own_affair(tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    (tmp_path / "policy.yaml").write_text("noise-by-server: true")
+    keys = NOISED + 'privacy.unit="client" privacy.where="server" privacy.noise=0.01'
+    assert (
+        "This run is permitted"
+        in CliRunner().invoke(floret, ["policy", str(tmp_path / "policy.yaml"), "-c", keys]).output
+    )
+
+
+def test_a_node_with_little_noise_does_not_join(tmp_path: Path) -> None:
+    run: dict[str, Any] = {"num_classes": CLASSES, "privacy__unit": "example", "privacy__noise": 0.01}
+    assert LITTLE + "0.01" in Site(tmp_path).refusal("query.describe", **run)
+
+
 def test_every_tensor_has_a_kind() -> None:
     kinds = {
         "extractor.conv1.weight": "extractor",
