@@ -63,9 +63,9 @@ def verify(
     from server_app.setup import check_run
 
     data = Data.of(places, download)
-    recorded = Recorded.read(file, data)
+    recorded = Recorded.read(file)
     ((*wanted,),) = selected([[one.place for one in recorded]], only)
-    chosen = picked([one for one in recorded if one.place in wanted], count, pick)
+    chosen = [one.at(data) for one in picked([one for one in recorded if one.place in wanted], count, pick)]
     for text in other_files((one.run, one.place.spec) for one in chosen):
         click.echo(f"floret: {file}: {text}", err=True)
     failed = differ = 0

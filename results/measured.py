@@ -287,7 +287,9 @@ def dumped(runs: Sequence[tuple[Json, MeasuredRun | None]], window: int) -> Json
     return {"format": FORMAT, "window": window, "config": same, "environments": environments, "runs": entries}
 
 
-def loaded(path: Path, window: int | None = None) -> tuple[Json, list[tuple[Json, MeasuredRun]]]:
+def loaded(
+    path: Path, window: int | None = None, *, advice: str = "move it, or name another folder"
+) -> tuple[Json, list[tuple[Json, MeasuredRun]]]:
     """Read a file of results: all of it, and its runs that are done with what it says of them besides.
 
     There is nothing to read, ({}, []), if there is no such file.
@@ -295,6 +297,7 @@ def loaded(path: Path, window: int | None = None) -> tuple[Json, list[tuple[Json
     Args:
         path: of the file.
         window: number of rounds that its runs average; None for any.
+        advice: what to do about a file that is something else.
 
     Raises:
         OtherFileError: it is something else, which is left as it is.
@@ -303,16 +306,17 @@ def loaded(path: Path, window: int | None = None) -> tuple[Json, list[tuple[Json
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise OtherFileError(f"{path}: is not of this version's format; move it, or name another folder")
+            raise OtherFileError(f"{path}: is not of this version's format; {advice}")
         if window is not None and content["window"] != window:
-            raise OtherFileError(f"{path}: averages the last {content['window']} rounds, not {window}; move it")
+            raise OtherFileError(f"{path}: averages the last {content['window']} rounds, not {window}; {advice}")
         return content, [(entry, _loaded(entry, content)) for entry in content["runs"] if "accuracy" in entry]
     except FileNotFoundError:
         return {}, []
     except NotADirectoryError as error:
         raise FloretError(f"{path}: {path.parent} is not a folder; name one") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise FloretError(f"{path}: is no file of results ({type(error).__name__}: {error}); move it") from error
+        said = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        raise FloretError(f"{path}: is no file of results ({said}); {advice}") from error
 
 
 def _shared(file: Path, window: int, runs: Runs) -> dict[str, MeasuredRun]:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +14,7 @@ from results.measured import ENVIRONMENT, Accuracies, MeasuredRun, loaded
 from results.runs import Outcome, RunSpec
 
 _WHENS = ("before", "after")
+_WANTED = "a JSON file that floret reproduce or floret fit wrote, such as docs/results/pfakd-table1.json"
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Recorded:
     """A run of a file of results.
 
     Attributes:
-        place: its row, column and seed, and the run to make.
+        place: its row, column and seed, and the run to make; before ``at``, with the data where they were then.
         run: what the file says of it.
         window: number of rounds that were averaged.
     """
@@ -37,25 +38,60 @@ class Recorded:
         return kernels
 
     @classmethod
-    def read(cls, file: Path, data: Data) -> list[Self]:
+    def read(cls, file: Path) -> list[Self]:
         """Return the runs of a file that are done, in its order.
 
         Args:
             file: of results, as ``floret reproduce`` and ``floret fit`` write them.
-            data: where datasets are.
 
         Raises:
-            FloretError: the file has no runs, or is something else; the data of a run are not where it can find them.
+            FloretError: the file has no runs, or is something else.
         """
-        content, runs = loaded(file)
+        content, runs = loaded(file, advice=f"name {_WANTED}")
         if not content:
-            raise FloretError(f"{file}: no such file; results are in files such as pfakd-table1.json")
+            raise FloretError(f"{file}: no such file; name {_WANTED}")
         if not runs:
             raise FloretError(f"{file}: has no run that is done")
         return [
-            cls(PlannedRun(about["row"], about["column"], about["seed"], _spec(run, data)), run, content["window"])
+            cls(
+                PlannedRun(
+                    about["row"],
+                    about["column"],
+                    about["seed"],
+                    RunSpec(run.about["config"], run.about["federation-config"]),
+                ),
+                run,
+                content["window"],
+            )
             for about, run in runs
         ]
+
+    def at(self, data: Data) -> Self:
+        """Return the same with a run to make that reads its data where they are here.
+
+        Raises:
+            ConfigError: it read an npz file, and not exactly one is given; or it did not, and one is given in its
+                place.
+        """
+        config = self.run.about["config"]
+        name = config["dataset"]
+        if name == "npz":
+            files = [place for place in data.single.values() if place.endswith(".npz")]
+            if len(files) != 1:
+                read = self.run.about["file"] or "cifar10.npz"
+                raise ConfigError(
+                    f"--data: the run {self.place.label} read an npz file; give one, such as cifar10={read}, or choose "
+                    "other runs with --only"
+                )
+            where = {"data-dir": files[0]}
+        else:
+            where = data.added_to({"dataset": name})
+            if where["dataset"] != name:
+                raise ConfigError(
+                    f"--data {name}={where['data-dir']}: the run {self.place.label} read {name} itself; give its folder"
+                )
+        spec = RunSpec({**config, **where, "download": data.download}, self.place.spec.federation)
+        return replace(self, place=replace(self.place, spec=spec))
 
 
 @dataclass(frozen=True)
@@ -122,26 +158,6 @@ class Comparison:
 def picked(recorded: Sequence[Recorded], count: int, seed: int) -> list[Recorded]:
     """Return ``count`` runs at random, or all if there are no more; the same ones for the same seed."""
     return random.Random(seed).sample(list(recorded), min(count, len(recorded)))
-
-
-def _spec(run: MeasuredRun, data: Data) -> RunSpec:
-    """Return the run to make.
-
-    Raises:
-        ConfigError: it read an npz file, and not exactly one is given; or it did not, and one is given in its place.
-    """
-    config = run.about["config"]
-    name = config["dataset"]
-    if name == "npz":
-        files = [place for place in data.single.values() if place.endswith(".npz")]
-        if len(files) != 1:
-            raise ConfigError("--data: the run read an npz file; give one, such as cifar10=cifar10.npz")
-        where = {"data-dir": files[0]}
-    else:
-        where = data.added_to({"dataset": name})
-        if where["dataset"] != name:
-            raise ConfigError(f"--data {name}={where['data-dir']}: the run read {name} itself; give its folder")
-    return RunSpec({**config, **where, "download": data.download}, run.about["federation-config"])
 
 
 def _elsewhere(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,10 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from cli.main import floret
 from common.errors import ConfigError, FloretError
 from results.experiment import Data
 from results.measured import other_files
+from results.runs import Job
 from results.verify import Recorded, picked
 from tests.conftest import PATIENCE
 from tests.harness import ROOT
@@ -45,22 +50,26 @@ def results(path: Path, datasets: dict[str, str]) -> Path:
 
 
 def test_the_data_of_a_run(tmp_path: Path) -> None:
-    (one,) = Recorded.read(results(tmp_path / "a.json", {"One": "digits"}), NOWHERE)
+    (one,) = Recorded.read(results(tmp_path / "a.json", {"One": "digits"}))
     assert (one.place.key, one.window) == (("One", "A", 0), 1)
-    assert one.place.spec.keys == {"method": "fedavg", "seed": 0, "dataset": "digits", "download": False}
-    file = results(tmp_path / "a.json", {"One": "npz"})
+    assert one.at(NOWHERE).place.spec.keys == {"method": "fedavg", "seed": 0, "dataset": "digits", "download": False}
+    (one,) = Recorded.read(results(tmp_path / "a.json", {"One": "npz"}))
     npz = str(tmp_path / "mine.npz")
-    (one,) = Recorded.read(file, Data.of([f"cifar10={npz}"], False))
-    assert (one.place.spec.keys["dataset"], one.place.spec.keys["data-dir"]) == ("npz", npz)
-    with pytest.raises(ConfigError, match="--data: the run read an npz file; give one"):
-        Recorded.read(file, NOWHERE)
-    file = results(tmp_path / "a.json", {"One": "cifar10"})
-    with pytest.raises(ConfigError, match=r"--data cifar10=.*mine\.npz: the run read cifar10 itself; give its folder"):
-        Recorded.read(file, Data.of([f"cifar10={npz}"], False))
+    here = one.at(Data.of([f"cifar10={npz}"], False))
+    assert (here.place.spec.keys["dataset"], here.place.spec.keys["data-dir"]) == ("npz", npz)
+    asked = (
+        r"--data: the run One \| A \| seed 0 read an npz file; give one, such as cifar10=cifar10\.npz, or choose other "
+    )
+    with pytest.raises(ConfigError, match=asked):
+        one.at(NOWHERE)
+    (one,) = Recorded.read(results(tmp_path / "a.json", {"One": "cifar10"}))
+    with pytest.raises(ConfigError, match=r"--data cifar10=.*mine\.npz: the run One .* read cifar10 itself; give its"):
+        one.at(Data.of([f"cifar10={npz}"], False))
 
 
 def told(file: Path, *places: str) -> list[str]:
-    return other_files((one.run, one.place.spec) for one in Recorded.read(file, Data.of(places, False)))
+    data = Data.of(places, False)
+    return other_files((one.run, one.at(data).place.spec) for one in Recorded.read(file))
 
 
 def test_another_file_than_runs_read_is_told(tmp_path: Path) -> None:
@@ -80,16 +89,77 @@ def test_another_file_than_runs_read_is_told(tmp_path: Path) -> None:
 
 def test_files_without_runs(tmp_path: Path) -> None:
     with pytest.raises(FloretError, match=r"none\.json: no such file"):
-        Recorded.read(tmp_path / "none.json", NOWHERE)
+        Recorded.read(tmp_path / "none.json")
     with pytest.raises(FloretError, match=r"a\.json: has no run that is done"):
-        Recorded.read(results(tmp_path / "a.json", {}), NOWHERE)
+        Recorded.read(results(tmp_path / "a.json", {}))
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        (None, "is no file of results (Is a directory)"),
+        ("# Floret", "is no file of results (JSONDecodeError: Expecting value: line 1 column 1 (char 0))"),
+        ("{}", "is not of this version's format"),
+    ],
+)
+def test_of_another_file_it_is_told_which_is_wanted(tmp_path: Path, content: str | None, wrong: str) -> None:
+    file = tmp_path / "other"
+    if content is None:
+        file.mkdir()
+    else:
+        file.write_text(content)
+    with pytest.raises(FloretError) as error:
+        Recorded.read(file)
+    wanted = "name a JSON file that floret reproduce or floret fit wrote, such as docs/results/pfakd-table1.json"
+    assert str(error.value) == f"{file}: {wrong}; {wanted}"
 
 
 def test_runs_are_picked_by_their_seed(tmp_path: Path) -> None:
-    every = Recorded.read(results(tmp_path / "a.json", dict.fromkeys("abcdefgh", "digits")), NOWHERE)
+    every = Recorded.read(results(tmp_path / "a.json", dict.fromkeys("abcdefgh", "digits")))
     assert picked(every, 3, 1) == picked(every, 3, 1)
     assert {one.place.row for seed in range(40) for one in picked(every, 1, seed)} == set("abcdefgh")
     assert len(picked(every, 99, 0)) == 8
+
+
+def made_again(monkeypatch: pytest.MonkeyPatch, *words: str) -> list[Job]:
+    """Return the runs that ``floret verify`` would make."""
+    made: list[Job] = []
+
+    def note(_: object, jobs: list[Job], **__: object) -> list[str]:
+        made.extend(jobs)
+        return []
+
+    monkeypatch.setattr("results.runs.run_missing", note)
+    done = CliRunner().invoke(floret, ["verify", *words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return made
+
+
+def test_data_of_runs_that_were_not_chosen_are_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = results(tmp_path / "a.json", {"One": "npz", "Two": "fashion-mnist"})
+    out = ("-o", str(tmp_path / "out"))
+    (job,) = made_again(monkeypatch, str(file), "--only", "Two", "--data", str(tmp_path), *out)
+    assert (job.label, job.spec.keys["data-dir"]) == ("Two | A | seed 0", str(tmp_path))
+    seeds = {picked(Recorded.read(file), 1, seed)[0].place.row: str(seed) for seed in range(9)}
+    (job,) = made_again(monkeypatch, str(file), "--pick", seeds["Two"], "--data", str(tmp_path), *out)
+    assert job.label == "Two | A | seed 0"
+    with pytest.raises(ConfigError, match=r"the run One \| A \| seed 0 read an npz file"):
+        made_again(monkeypatch, str(file), "--pick", seeds["One"], "--data", str(tmp_path), *out)
+
+
+PAGES = [page.read_text() for page in (ROOT / "docs").glob("*.md")]
+DOCUMENTED = [line for page in PAGES for line in re.findall(r"^floret verify (docs/.*)$", page, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("line", DOCUMENTED)
+@pytest.mark.parametrize("pick", range(3))
+def test_commands_of_the_docs_choose_runs_whose_data_they_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, pick: int
+) -> None:
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(line, comments=True)
+    more = [] if "--pick" in words else ["--pick", str(pick)]
+    assert made_again(monkeypatch, *words, *more, "-o", str(tmp_path / "out"))
 
 
 class Commands:
