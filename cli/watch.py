@@ -33,7 +33,8 @@ def watch(runs: tuple[str, ...], port: int, output_dir: str, show: bool) -> None
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with WatchServer(Board(find), port) as server:
         try:
-            click.echo(f"Watching {', '.join(path.name for path in find()) or f'{folder}, where no run is yet'}")
+            nothing = "where no run is yet" if folder.is_dir() else "which does not exist yet; a run may make it"
+            click.echo(f"Watching {', '.join(path.name for path in find()) or f'{folder}, {nothing}'}")
             click.echo(f"Page: {server.address}")
             if show:
                 webbrowser.open(server.address)

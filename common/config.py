@@ -76,6 +76,12 @@ def absolute_path(value: str) -> str | None:
     return "must be an absolute path (the working directory of a Flower process is not yours)"
 
 
+def run_to_resume(value: str) -> str | None:
+    """Return None if ``value`` is ``latest``, empty or absolute, else what is wrong."""
+    wrong = None if value == "latest" else absolute_path(value)
+    return wrong and f'{wrong}, or "latest"'
+
+
 def folder_name(value: str) -> str | None:
     """Return None if ``value`` can be the name of a folder on every system, else what is wrong."""
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
@@ -274,7 +280,7 @@ class RunConfig:
     tensorboard: bool
     tracker: str
     checkpoint_every: int = between(0)
-    resume: str = field(metadata={"check": lambda value: None if value == "latest" else absolute_path(value)})
+    resume: str = field(metadata={"check": run_to_resume})
     federation: str = field(metadata={"check": federation_name})
     client_state: str = choice("continue", "fresh")
     new_owners: str = field(metadata={"check": distinct_names})

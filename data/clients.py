@@ -151,7 +151,7 @@ def outline(config: RunConfig, num_clients: int) -> Outline:
         shape = read_input_shape(_own_files(folder, 0)[0])
         return Outline(shape, num_classes, len(np.unique(np.concatenate(labels))), sum(map(len, labels)))
     found = outline_pool(Source.of(config))
-    check_counts(Scheme.of(config), num_clients, found.classes, found.samples, config.dataset)
+    check_counts(Scheme.of(config), num_clients, found.classes, found.samples, config.dataset, config.max_samples)
     return found
 
 
@@ -291,7 +291,7 @@ def describe(config: RunConfig, num_clients: int) -> Description:
 
 @lru_cache(maxsize=8)
 def _client_indices(source: Source, scheme: Scheme, num_clients: int) -> tuple[Indices, ...]:
-    return partition(load_pool(source).y, scheme, num_clients, source.dataset)
+    return partition(load_pool(source).y, scheme, num_clients, source.dataset, source.max_samples)
 
 
 def _split(own: Indices, partition_id: int, config: RunConfig) -> tuple[Indices, Indices, Indices]:

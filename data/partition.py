@@ -76,7 +76,9 @@ class Scheme:
         return f"partition {self.name}{parameter.get(self.name, '')}"
 
 
-def partition(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, dataset: str) -> tuple[Indices, ...]:
+def partition(
+    labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, dataset: str, max_samples: int = 0
+) -> tuple[Indices, ...]:
     """Return for each client the sorted positions of its samples in ``labels`` (n,).
 
     No sample has two clients. ``iid``, ``dirichlet``, ``dirichlet-balanced`` and ``pfllib`` assign every sample.
@@ -89,13 +91,13 @@ def partition(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, d
 
     Every client needs ``min_samples`` samples, and at least 2: one for training and one for testing. If
     ``min_samples`` > 1, a partition with random sizes is redrawn, up to 100 times, until this holds; with 1 the first
-    draw is final. ``dataset`` is the name in error messages.
+    draw is final. ``dataset`` is the name in error messages; if there are ``max_samples``, that is a cause of too few.
 
     Raises:
         ConfigError: ``classes_per_client`` is larger than the number of classes.
         DataError: a client would have too few samples; says how few and what to change.
     """
-    check_counts(scheme, num_clients, len(np.unique(labels)), len(labels), dataset)
+    check_counts(scheme, num_clients, len(np.unique(labels)), len(labels), dataset, max_samples)
     # The library gives consecutive samples to a client (its IID partitioner does nothing else): shuffle them first, or
     # the partition would depend on the order of the files, training part before test part. PFLlib's depends on it.
     pfllib = _PFLlib(scheme) if scheme.name == "pfllib" else None
@@ -122,11 +124,15 @@ def partition(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, d
             return tuple(np.sort(order[part]) for part in parts)
     if not parts:
         raise DataError(f"{scheme}, {num_clients} clients, {len(labels)} samples of {dataset}: {refusal}")
-    raise DataError(_too_few(scheme, [len(part) for part in parts], needed, draws))
+    raise DataError(_too_few(scheme, [len(part) for part in parts], needed, draws, len(labels) == max_samples))
 
 
-def check_counts(scheme: Scheme, num_clients: int, classes: int, samples: int, dataset: str) -> None:
+def check_counts(
+    scheme: Scheme, num_clients: int, classes: int, samples: int, dataset: str, max_samples: int = 0
+) -> None:
     """Check from the numbers of classes and samples alone whether a partition is possible.
+
+    If there are ``max_samples``, that is a cause of too few.
 
     Raises:
         ConfigError, DataError: as ``partition``; it may still find that a draw leaves a client with too few samples.
@@ -136,11 +142,14 @@ def check_counts(scheme: Scheme, num_clients: int, classes: int, samples: int, d
             f"classes-per-client = {scheme.classes_per_client}: must be at most {classes}, "
             f"the number of classes of {dataset}"
         )
+    cut = samples == max_samples
+    have = f"{dataset} with max-samples = {max_samples}" if cut else dataset
+    more = "raise max-samples, " if cut else ""
     shards = scheme.shards_per_client * num_clients
     if scheme.name == "shards" and shards > samples:
         raise DataError(
-            f"{scheme}: {num_clients} clients need {shards} shards, but {dataset} has "
-            f"{samples} samples; lower shards-per-client or use fewer clients"
+            f"{scheme}: {num_clients} clients need {shards} shards, but {have} has "
+            f"{samples} samples; {more}lower shards-per-client or use fewer clients"
         )
     sizes: list[int] = []
     if scheme.name == "iid":
@@ -148,17 +157,18 @@ def check_counts(scheme: Scheme, num_clients: int, classes: int, samples: int, d
     elif scheme.name == "shards":
         sizes = [scheme.shards_per_client * (samples // shards)] * num_clients
     if sizes and min(sizes) < scheme.needed:
-        raise DataError(_too_few(scheme, sizes, scheme.needed, 1))
+        raise DataError(_too_few(scheme, sizes, scheme.needed, 1, cut))
     if scheme.needed * num_clients > samples:
-        remedy = "lower min-samples or use" if scheme.min_samples > 2 else "use"
+        lower = "lower min-samples, " if scheme.min_samples > 2 else ""
+        *remedies, last = f"{more}{lower}use fewer clients".split(", ")
         raise DataError(
-            f"{scheme}: {num_clients} clients need {scheme.needed} samples each, but {dataset} has "
-            f"{samples}; {remedy} fewer clients"
+            f"{scheme}: {num_clients} clients need {scheme.needed} samples each, but {have} has "
+            f"{samples}; {', '.join(remedies)}{' or ' if remedies else ''}{last}"
         )
 
 
-def _too_few(scheme: Scheme, sizes: list[int], needed: int, draws: int) -> str:
-    remedies = []
+def _too_few(scheme: Scheme, sizes: list[int], needed: int, draws: int, cut: bool) -> str:
+    remedies = ["raise max-samples"] if cut else []
     if scheme.name in _BY_ALPHA:
         remedies.append("raise alpha")
     elif scheme.name in _BY_CLASSES:

@@ -82,8 +82,14 @@ def build_model(
     return model
 
 
-def last_layers(name: str, input_shape: tuple[int, ...], model: SplitModel, layers: int) -> list[nn.Module]:
+def last_layers(name: str, input_shape: tuple[int, ...], model: SplitModel, layers: int, key: str) -> list[nn.Module]:
     """Return the modules of the last ``layers`` layers of ``model``, which has that name, from input to output.
+
+    Args:
+        name, input_shape: as of ``build_model``.
+        model: built so.
+        layers: how many.
+        key: of the run config, which says how many.
 
     Raises:
         ConfigError: it has fewer layers.
@@ -91,7 +97,7 @@ def last_layers(name: str, input_shape: tuple[int, ...], model: SplitModel, laye
     with torch.device("meta"):
         stack = BUILDERS[name](input_shape, 1)
     if layers > len(stack):
-        raise ConfigError(f"model {name!r} has {len(stack)} layers, not {layers}")
+        raise ConfigError(f"{key} = {layers}: must be at most {len(stack)}, model {name!r} has {len(stack)} layers")
     parts = [*model.extractor.children(), *(model.head.children() if isinstance(model.head, Stack) else [model.head])]
     return parts[len(parts) - sum(len(layer.modules) for layer in stack[-layers:]) :]
 

@@ -85,9 +85,12 @@ def directories(runs: Sequence[str], folder: Path) -> Callable[[], list[Path]]:
         folder: where run directories are.
 
     Raises:
-        FloretError: one of ``runs`` is none of these.
+        FloretError: one of ``runs`` is none of these; or there is none, and ``folder`` can be no folder.
     """
     if not runs:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not there.is_dir():
+            raise FloretError(f"--output-dir {folder}: {there} is a file; name the folder in which run directories are")
         return lambda: _runs_in(folder)[-1:]
     places = [_place(run, folder) for run in runs]
 

@@ -33,4 +33,4 @@ class FedALA(FloretStrategy):
 
     def check(self) -> None:
         """Refuse more layers than the model has."""
-        last_layers(self.config.model, self.setup.input_shape, self.model, self.parameters.layers)
+        last_layers(self.config.model, self.setup.input_shape, self.model, self.parameters.layers, "fedala.layers")

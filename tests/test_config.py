@@ -56,6 +56,11 @@ from tests.harness import ROOT, run_config
         ({"output_dir": "runs"}, "output-dir = 'runs': must be an absolute path"),
         ({"tracker": "mlfow"}, "tracker = 'mlfow': must be one of mlflow (did you mean 'mlflow'?), or empty"),
         ({"tensorboard": "yes"}, "tensorboard = 'yes': must be true or false"),
+        (
+            {"resume": "lates"},
+            "resume = 'lates': must be an absolute path (the working directory of a Flower process is not yours), or "
+            '"latest"',
+        ),
         ({"data_dir": "data"}, "data-dir = 'data': must be an absolute path"),
         ({"validation_fraction": 0.5, "test_fraction": 0.5}, "together they must leave at least 0.05 for training"),
         ({"pfakd__distill_reduction": "max"}, "pfakd.distill-reduction = 'max': must be one of mean, sum"),

@@ -281,6 +281,8 @@ def test_min_samples_that_no_draw_can_meet():
     text = message(partition, labels, scheme("dirichlet", min_samples=7), 10, "toy")
     enough = "10 clients need 7 samples each, but toy has 60; lower min-samples or use fewer clients"
     assert text == f"partition dirichlet with alpha = 0.5: {enough}"
+    text = message(partition, labels, scheme("dirichlet", min_samples=6), 10, "toy", 60)
+    assert text.endswith("it needs 6; raise max-samples, raise alpha, lower min-samples, use fewer clients")
     text = message(partition, labels, scheme("iid", min_samples=7), 10, "toy")
     assert text == "partition iid: client 0 of 10 has 6 samples, it needs 7; lower min-samples, use fewer clients"
     text = message(partition, np.zeros(3, dtype=int), scheme("iid"), 2, "toy")

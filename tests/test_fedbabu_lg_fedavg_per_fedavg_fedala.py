@@ -655,5 +655,5 @@ def test_fedala_takes_the_global_model_the_first_time_and_keeps_its_weights_to_i
 
 
 def test_fedala_refuses_more_layers_than_there_are(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="model 'mlp' has 3 layers, not 4"):
+    with pytest.raises(ConfigError, match=r"fedala\.layers = 4: must be at most 3, model 'mlp' has 3 layers"):
         federate(tmp_path, 2, method="fedala", fedala__layers=4)

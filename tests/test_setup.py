@@ -42,7 +42,24 @@ def wrong(tmp_path: Path, clients: int | None = 10, **keys: Any) -> str:
         ({"num_classes": 9}, "dataset digits has label 9; num-classes = 9 allows 0 to 8"),
         ({"classes_per_client": 11}, "classes-per-client = 11: must be at most 10, the number of classes of digits"),
         ({"min_samples": 180}, "10 clients need 180 samples each, but digits has 1797; lower min-samples or use fewer"),
-        ({"max_samples": 19}, "10 clients need 2 samples each, but digits has 19; use fewer clients"),
+        (
+            {"max_samples": 19},
+            "10 clients need 2 samples each, but digits with max-samples = 19 has 19; raise max-samples or use fewer",
+        ),
+        (
+            {"max_samples": 19, "min_samples": 3},
+            "digits with max-samples = 19 has 19; raise max-samples, lower min-samples or use fewer clients",
+        ),
+        (
+            {"partition": "iid", "max_samples": 19},
+            "partition iid: client 9 of 10 has 1 samples, it needs 2; raise max-samples, use fewer clients",
+        ),
+        (
+            {"partition": "shards", "max_samples": 19},
+            "10 clients need 20 shards, but digits with max-samples = 19 has 19 samples; raise max-samples, lower",
+        ),
+        ({"max_samples": 2000, "min_samples": 180}, "but digits has 1797; lower min-samples or use fewer clients"),
+        ({"method": "fedala", "fedala__layers": 9}, "fedala.layers = 9: must be at most 3, model 'mlp' has 3 layers"),
         (
             {"partition": "iid", "min_samples": 180},
             "partition iid: client 7 of 10 has 179 samples, it needs 180; lower",

@@ -16,9 +16,11 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
+from click.testing import CliRunner
 from flwr.app import Message
 
 import results.status
+from cli.main import floret
 from common.durable import write_whole
 from common.errors import FloretError
 from results.follow import CLIENT, ROUND, SPARK, Follower
@@ -464,6 +466,27 @@ def test_which_runs_are_meant(tmp_path: Path) -> None:
     assert len(found()) == 3
     with pytest.raises(FloretError, match=r"^nowhere: neither a run directory nor the name of one in"):
         directories(["nowhere"], folder)
+
+
+@pytest.mark.parametrize("name", ["file", "file/runs"])
+def test_a_file_has_no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(WatchServer, "serve_forever", lambda *_, **__: None)
+    (tmp_path / "file").write_text("")
+    done = CliRunner().invoke(floret, ["watch", "--output-dir", str(tmp_path / name)])
+    wrong = f"{tmp_path / 'file'} is a file; name the folder in which run directories are"
+    assert str(done.exception) == f"--output-dir {tmp_path / name}: {wrong}"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("", "where no run is yet"), ("none/runs", "which does not exist yet; a run may make it")]
+)
+def test_that_there_is_no_run_yet_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    monkeypatch.setattr(WatchServer, "serve_forever", lambda *_, **__: None)
+    folder = tmp_path / name
+    done = CliRunner().invoke(floret, ["watch", "--output-dir", str(folder)], catch_exceptions=False)
+    assert done.output.splitlines()[0] == f"Watching {folder}, {said}"
 
 
 def test_several_runs_have_names_that_differ(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ class FedALA(FloretClient):
     def _aggregate(self, own: dict[str, Tensor]) -> None:
         """Learn the mixing weights and put what they make into the model, which holds the received one."""
         keys, setup = self.parameters, self.setup
-        top = last_layers(self.config.model, setup.input_shape, self.model, keys.layers)
+        top = last_layers(self.config.model, setup.input_shape, self.model, keys.layers, "fedala.layers")
         inside = {id(parameter) for module in top for parameter in module.parameters()}
         mixes = {name: p for name, p in self.model.named_parameters() if id(p) in inside}
         received = {name: parameter.detach().clone() for name, parameter in mixes.items()}
