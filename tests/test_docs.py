@@ -19,6 +19,8 @@ import yaml
 from cli.certificates import _next_steps
 from cli.main import floret
 from cli.run import split_arguments
+from client_app.client import FloretClient
+from common.registry import load_class
 from common.run_config import default_config, merged, parse_run_config
 from server_app.settings import read_config
 from strategies import METHODS
@@ -211,6 +213,12 @@ def test_the_table_of_what_leaves_a_device_has_every_method() -> None:
     table = rest.split("\n\n")[0]
     named = [name for row in table.splitlines()[2:] for name in re.findall(r"`([\w-]+)`", row.split("|")[1])]
     assert sorted(named) == sorted(METHODS)
+
+
+def test_contributing_names_the_methods_whose_rounds_go_on_from_their_own() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("**`goes_on`**")[2].partition("\n\n")[0]
+    named = {name for name in re.findall(r"`([a-z-]+)`", text) if name in METHODS}
+    assert named == {name for name in METHODS if load_class("client_app.methods", name, FloretClient).goes_on}
 
 
 def test_every_test_that_security_names_is_there() -> None:
