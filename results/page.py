@@ -28,8 +28,8 @@ PAGE = """
 </section>
 <section>
 <h2>Reported and measured</h2>
-<p class="note">Percent. Each cell: what the paper reports, then ours (mean ± standard deviation over seeds), then the
-difference in points. A dash: no number.</p>
+<p class="note">Percent. Each cell: what the paper reports, then ours (mean ± population standard deviation over
+seeds), then the difference in points. A dash: no number.</p>
 <div class="whole">
 <table id="table" class="compact">
 <thead><tr><th class="text">method</th>{% for column in results.experiment.columns %}<th>{{ column.name }}</th>

@@ -221,6 +221,13 @@ def test_contributing_names_the_methods_whose_rounds_go_on_from_their_own() -> N
     assert named == {name for name in METHODS if load_class("client_app.methods", name, FloretClient).goes_on}
 
 
+@pytest.mark.parametrize("command", ["reproduce", "verify"])
+def test_what_commands_write_by_default_is_neither_committed_nor_in_the_image(command: str) -> None:
+    (folder,) = (str(p.default) for p in floret.commands[command].params if p.name == "output")
+    assert f"/{folder}/" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert folder in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+
+
 def test_every_test_that_security_names_is_there() -> None:
     text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     files = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py")}
