@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import ConfigError, FloretError
-from common.run_config import parse_federation_configs
+from common.errors import FloretError
+from common.resources import clients_of_simulation
 
 if TYPE_CHECKING:  # it imports Flower, which takes seconds
     from common.flower import Connection
@@ -76,17 +76,15 @@ def simulated_clients(texts: Sequence[str], superlink: str = "") -> int | None:
         superlink: the SuperLink connection, empty for Flower's default.
 
     Raises:
-        ConfigError: a text is not keys and values, or the number is none, or too small.
+        ConfigError: as of ``clients_of_simulation``, whatever the SuperLink.
     """
     from common.flower import default_supernodes, find_connection
 
-    clients = parse_federation_configs(texts).get("num-supernodes")
-    if clients is not None and (not clients.isdecimal() or int(clients) < 1):
-        raise ConfigError(f"--federation-config num-supernodes={clients}: must be a whole number, at least 1")
+    clients = clients_of_simulation(texts)
     connection = find_connection(superlink)
     if connection is None or not simulates_here(connection):
         return None
-    return int(clients) if clients is not None else default_supernodes(connection)
+    return default_supernodes(connection) if clients is None else clients
 
 
 def use_own_commands() -> None:

@@ -1,10 +1,11 @@
 """The processes of a run of the local engine: how many clients share how many workers, and what each may use."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from common.config import nearest
 from common.errors import ConfigError
 from common.run_config import parse_federation_configs
 from common.simulation import own_cpus
@@ -18,6 +19,13 @@ _KEYS = {
     "init-args-num-cpus": 0.0,
     "init-args-num-gpus": 0.0,
 }
+
+# What Flower's simulation has besides.
+_FLOWERS = ("backend", "verbose", "init-args-logging-level", "init-args-log-to-driver")
+# Keys that must not be 0.
+_POSITIVE = ("num-supernodes", "client-resources-num-cpus")
+# Every number is below it.
+_MOST = 1_000_000
 
 # Of runs that are made at the same time, which one from 0, and how many there are.
 Part = tuple[int, int]
@@ -54,20 +62,8 @@ class Resources:
             ConfigError: a text is not keys and values, a key is not known, or its value cannot be used on this
                 machine, or in this part of it.
         """
-        said = dict(_KEYS)
-        for key, value in parse_federation_configs(texts).items():
-            if key not in _KEYS:
-                raise ConfigError(f"--federation-config {key}: the local engine knows {', '.join(_KEYS)}")
-            try:
-                said[key] = float(value.strip("'\""))
-            except ValueError as error:
-                raise ConfigError(f"--federation-config {key}={value}: must be a number") from error
-            if not 0 <= said[key] < 1e6 or (said[key] % 1 and not key.endswith("client-resources-num-gpus")):
-                raise ConfigError(f"--federation-config {key}={value}: must be a whole number that is not negative")
+        said = _KEYS | _numbers(parse_federation_configs(texts), "the local engine")
         clients, cpus = int(said["num-supernodes"]), int(said["client-resources-num-cpus"])
-        for key, number in (("num-supernodes", clients), ("client-resources-num-cpus", cpus)):
-            if number < 1:
-                raise ConfigError(f"--federation-config {key}={number}: must be at least 1")
         place, runs = part
         total = int(said["init-args-num-cpus"]) or own_cpus()
         own = total // runs + (place < total % runs)
@@ -86,6 +82,36 @@ class Resources:
                 f"--federation-config client-resources-num-gpus={share:g}: too much for each of {runs} runs at once"
             )
         return cls(clients, len(places), cpus, tuple(places))
+
+
+def clients_of_simulation(texts: Sequence[str]) -> int | None:
+    """Return how many clients ``--federation-config`` texts for Flower's simulation say, None if they do not.
+
+    Raises:
+        ConfigError: a text is not keys and values, a key is not known, or its value cannot be used on any machine.
+    """
+    said = {key: value for key, value in parse_federation_configs(texts).items() if key not in _FLOWERS}
+    clients = _numbers(said, "Flower's simulation", _FLOWERS).get("num-supernodes")
+    return None if clients is None else int(clients)
+
+
+def _numbers(said: Mapping[str, str], engine: str, others: Iterable[str] = ()) -> dict[str, float]:
+    """Return the values of keys that are numbers, checked; ``engine`` has these keys and the ``others``."""
+    known, found = [*_KEYS, *others], dict[str, float]()
+    for key, value in said.items():
+        if key not in known:
+            raise ConfigError(f"--federation-config {key}: {engine} knows {', '.join(known)}{nearest(key, known)}")
+        least, part = int(key in _POSITIVE), key == "client-resources-num-gpus"
+        try:
+            found[key] = float(value) if part else int(value)
+        except ValueError:
+            found[key] = -1
+        if not least <= found[key] < _MOST:
+            raise ConfigError(
+                f"--federation-config {key}={value}: must be a {'' if part else 'whole '}number, at least {least} "
+                f"and below {_MOST}"
+            )
+    return found
 
 
 def _count_gpus() -> int:

@@ -213,6 +213,14 @@ def test_the_clients_of_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for text in ("num-supernodes = 3", "num-supernodes: 3", "nonsense"):
         with pytest.raises(ConfigError, match=rf"--federation-config '{text}': '[a-z-]*:?' is not key=value, without"):
             simulated_clients(["client-resources-num-cpus=1", text])
+    for text, wrong in (
+        ("num-supernode=3", r"num-supernode: Flower's simulation knows .* \(did you mean 'num-supernodes'\?\)"),
+        ("client-resources-num-cpus=0", "client-resources-num-cpus=0: must be a whole number, at least 1"),
+        ("client-resources-num-gpus=some", "client-resources-num-gpus=some: must be a number, at least 0"),
+    ):
+        with pytest.raises(ConfigError, match=f"--federation-config {wrong}"):
+            simulated_clients([text])
+    assert simulated_clients(['num-supernodes=3 client-resources-num-gpus=0.5 verbose=true backend="ray"']) == 3
     (tmp_path / "clients.toml").write_text("num-supernodes = 6")
     assert simulated_clients([str(tmp_path / "clients.toml")]) == 6
     (tmp_path / "config.toml").write_text(

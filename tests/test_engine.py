@@ -270,7 +270,7 @@ def test_nothing_is_left_when_the_engine_is_killed(runner: Runner) -> None:
         ("lr=0.0", [], "lr = 0.0: "),
         ('dataset="mnist"', [], "dataset mnist needs data-dir"),
         ("threads=2", [], "threads = 2: each client has 1 CPU(s)"),
-        ("", ["--federation-config", "num-supernodes=0"], "--federation-config num-supernodes=0: must be at least 1"),
+        ("", ["--federation-config", "num-supernodes=0"], "--federation-config num-supernodes=0: must be a whole"),
         ("", ["--federation-config", "supernodes=3"], "--federation-config supernodes: the local engine knows"),
         (
             "",
@@ -357,8 +357,14 @@ def test_resources(monkeypatch: pytest.MonkeyPatch) -> None:
         ("client-resources-num-gpus=3", "this machine has 2"),
         ("client-resources-num-gpus=1.5", "above 1 it must be a whole number"),
         ("num-supernodes=2.5", "must be a whole number"),
-        ("num-supernodes=many", "must be a number"),
-        ("num-supernodes=-1", "not negative"),
+        ("num-supernodes=many", "num-supernodes=many: must be a whole number, at least 1 and below 1000000"),
+        ("num-supernodes=-1", "must be a whole number, at least 1"),
+        ("num-supernodes=1000000", "must be a whole number, at least 1 and below 1000000"),
+        ("num-supernode=3", r"num-supernode: the local engine knows .* \(did you mean 'num-supernodes'\?\)"),
+        ("client-resources-num-cpus=0", "must be a whole number, at least 1"),
+        ("init-args-num-cpus=-1", "must be a whole number, at least 0"),
+        ("client-resources-num-gpus=nan", "gpus=nan: must be a number, at least 0"),
+        ("verbose=true", "verbose: the local engine knows"),
         ("nonsense", "'nonsense' is not key=value, without blanks around the '='"),
     ):
         with pytest.raises(ConfigError, match=wrong):
