@@ -13,7 +13,7 @@ from cli.engines import kernels_option
 from common.errors import FloretError
 from common.home import importing_from
 from common.kernels import NATIVE, kernels_in_use, variables
-from common.run_config import default_config, merged, parse_run_configs
+from common.run_config import default_config, merged, parse_run_configs, run_config_text
 
 # Other options of `flwr run` that have a value, with an example of it.
 _VALUED = {"--federation-config": "'num-supernodes=10'", "--federation": "@none/default", "--format": "json"}
@@ -62,8 +62,8 @@ def run(engine: str, kernels: str, arguments: tuple[str, ...]) -> None:
         require("ray", "simulation", "a simulation on this machine")
         trackers_of(config)  # refuses one whose package is not installed
     use_own_commands()
-    # In one option: of several, Flower keeps only the last table of a method.
-    os.execvp("flwr", ["flwr", "run", *rest, *(("--run-config", " ".join(texts)) if texts else ())])
+    # In one option: of several, Flower keeps only the last table of a method. Each key once, or Flower refuses it.
+    os.execvp("flwr", ["flwr", "run", *rest, *(("--run-config", run_config_text(texts)) if texts else ())])
 
 
 def _run_here(arguments: tuple[str, ...], kernels: str) -> NoReturn:

@@ -94,6 +94,14 @@ def parse_run_configs(texts: Iterable[str]) -> dict[str, Any]:
     return keys
 
 
+def run_config_text(texts: Iterable[str]) -> str:
+    """Return several ``--run-config`` that ``parse_run_configs`` reads as one, which has each key once."""
+    texts = list(texts)
+    if any(text.endswith(".toml") for text in texts):
+        return " ".join(texts)
+    return " ".join(f"{key}={value}" for key, value in dict(pair for t in texts for pair in _pairs(t, "")).items())
+
+
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a nested table as a flat one with dotted keys."""
     keys: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from cli.run import federation_configs, split_arguments
 from common.config import Privacy, RunConfig, key_of
 from common.errors import ConfigError
 from common.local_superlink import simulated_clients
-from common.run_config import default_config, parse_run_config, parse_run_configs
+from common.run_config import default_config, parse_run_config, parse_run_configs, run_config_text
 from common.yamlfile import read_yaml
 from results.page import write_sweep_page
 from results.sweep import combinations, markdown, rows, table_row
@@ -117,6 +117,10 @@ def test_run_config_is_read_as_flower_reads_it(tmp_path: Path) -> None:
     assert parse_run_config(str(file)) == {"method": "fedper", "pfakd.beta": 3.0}
     with pytest.raises(ConfigError, match=f"run config {file}: a TOML file must be the only --run-config"):
         parse_run_configs([str(file), "seed=1"])
+    assert run_config_text([str(file)]) == str(file)
+    texts = ['seed=1 method="fedper"', "pfakd.beta=2 seed=3", "data-dir='/a b'"]
+    assert run_config_text(texts) == """seed=3 method="fedper" pfakd.beta=2 data-dir='/a b'"""
+    assert parse_run_config(run_config_text(texts)) == parse_run_configs(texts)
     file.write_bytes('name = "M\xfcller"'.encode("latin-1"))
     for place in (str(file), "~nobody-has-this-name/run.toml"):
         with pytest.raises(ConfigError, match=r"run\.toml: .*; it must be a TOML file in UTF-8"):
