@@ -746,7 +746,7 @@ def test_an_absurd_update_is_refused_also_where_nodes_add_the_noise(tmp_path: Pa
     assert PRIVACY + "told.0" in checkpoint.strategy
 
 
-@pytest.mark.parametrize("noise", [0.01, 1.0, 50.0])
+@pytest.mark.parametrize("noise", [0.01, 1.0, 10.0])
 def test_honest_clients_that_add_noise_are_not_refused_for_its_size(tmp_path: Path, noise: float) -> None:
     keys: dict[str, Any] = {"num_classes": 10, "rounds": 6, "privacy__noise": noise, "privacy__epsilon": 0.0}
     keys |= {"partition": "dirichlet", "alpha": 0.3, "participation": 0.7}
