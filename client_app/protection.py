@@ -103,14 +103,10 @@ class Budget:
             BudgetError: it is less than the node permits.
         """
         if noise < self.noise:
-            raise self.too_little(noise)
-
-    def too_little(self, noise: float) -> BudgetError:
-        """Return the error of a run that adds this ``noise``, less than the node permits."""
-        return BudgetError(
-            f"this node's policy has min-noise = {self.noise:g}, and this run adds {noise:.3g} times its "
-            "privacy.clip; it needs more privacy.noise, or with privacy.noise = 0 a smaller privacy.epsilon"
-        )
+            raise BudgetError(
+                f"this node's policy has min-noise = {self.noise:g}, and this run adds {noise:.3g} times its "
+                "privacy.clip; it needs more privacy.noise, or with privacy.noise = 0 a smaller privacy.epsilon"
+            )
 
 
 class LedgerAccount:
@@ -160,9 +156,9 @@ class LedgerAccount:
     def pay(self, releases: Sequence[Release], attempts: Sequence[int] = (), count: float | None = None) -> None:
         """Write what is released into the ledger; it is on the disk when this returns."""
         # Where the server adds the noise, it is trusted with it.
-        least = min((release.noise for release in releases if not self._line.by_server), default=math.inf)
-        if least < self._budget.noise:
-            raise self._budget.too_little(least)
+        self._budget.check_noise(
+            min((release.noise for release in releases if not self._line.by_server), default=math.inf)
+        )
         with self._ledger.open() as ledger:
             if self._budget.epsilon:
                 # Who is protected as a client is protected in each example, not the reverse.

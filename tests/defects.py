@@ -1932,7 +1932,7 @@ DEFECTS: list[Defect] = [
         "client_app/protection.py",
         (
             "a run may have next to no noise",
-            "if least < self._budget.noise:",
+            "if noise < self.noise:",
             "if False:",
             f"{PRIVATE}::test_a_run_with_next_to_no_noise_is_refused",
         ),
