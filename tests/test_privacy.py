@@ -154,7 +154,7 @@ def test_a_grid_has_as_many_values_as_are_counted() -> None:
 def test_a_server_cannot_ask_a_node_for_a_grid_that_is_too_large(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"num_classes": CLASSES, "privacy__unit": "client", "rounds": 100, "local_epochs": 2}
     for epsilon, noise in ((0.0, 0.01), (8.0, 0.001)):
-        site = Site(tmp_path, "min-noise: 0\n")
+        site = Site(tmp_path / f"{epsilon}", "min-noise: 0\n")
         line = site.refusal(
             arrays=shared(initial()), **keys, privacy__accountant="prv", privacy__noise=noise, privacy__epsilon=epsilon
         )
