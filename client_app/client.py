@@ -365,6 +365,11 @@ class FloretClient(NumPyClient):
         shared = set(self.shared_names())
         return [name for name in self._agreed.tensors if name not in shared]
 
+    def starts_from(self) -> list[str]:
+        """Return the names of the tensors without which no round starts: what is shared, but for what is optional."""
+        down = self._agreed.downlink
+        return [name for name in self.shared_names() if name in down and not down[name].optional]
+
     def upload(self) -> dict[str, Tensor]:
         """Return what is sent to the server, by name: the shared part of the model and the shared networks."""
         tensors = self._agreed.tensors | self._network_tensors()
@@ -815,9 +820,7 @@ class FloretClient(NumPyClient):
         Raises:
             FloretError: a tensor is missing. In its place would be that of the personal model, which would leave.
         """
-        down = self._agreed.downlink
-        needed = [] if self.goes_on else [n for n in self.shared_names() if n in down and not down[n].optional]
-        lacking = set(needed) - self.received.keys()
+        lacking = set() if self.goes_on else set(self.starts_from()) - self.received.keys()
         if lacking:
             raise FloretError(
                 f"the server sent no {min(lacking)}; {self.config.method} starts a round from what it sends"

@@ -3,7 +3,6 @@
 from torch import Tensor
 
 from client_app.client import FloretClient
-from common.errors import FloretError
 from strategies.lg_fedavg import LGFedAvgParameters
 
 
@@ -15,19 +14,14 @@ class LGFedAvg(FloretClient):
     def receive(self) -> None:
         """Take what is shared; an extractor that was trained alone in this run stays, also where a server that lost its
         reply sends FedAvg's again.
-
-        Raises:
-            FloretError: it is a FedAvg round, and an extractor did not come: the private one would leave.
         """
-        if self._is_fedavg():
-            lacking = set(self.shared_names()) - self.received.keys()
-            if lacking:
-                raise FloretError(
-                    f"the server sent no {min(lacking)} in a FedAvg round, in which the whole model is shared"
-                )
-        elif self._has_own():
+        if not self._is_fedavg() and self._has_own():
             self.received = {name: tensor for name, tensor in self.received.items() if name.startswith("head.")}
         super().receive()
+
+    def starts_from(self) -> list[str]:
+        """Return what is shared in this round: in a FedAvg round the extractor, too, or the private one would leave."""
+        return self.shared_names() if self._is_fedavg() else super().starts_from()
 
     def upload(self) -> dict[str, Tensor]:
         """Return what is shared in this round."""
