@@ -32,21 +32,23 @@ class CrossLayerFusion(nn.Module):
     """Fuse the maps of successive stages from the top down (FedCPD section 3.3).
 
     ``X^{l,*} = Cv2(upsample(Cv1(X^{l+1})) + Cv1(X^l) + Cv3(X^l))``; the top stage has no stage above it. Cv1 is 1 x 1,
-    Cv2 and Cv3 are 3 x 3; all bring a stage to the same ``width``; upsampling is bilinear.
+    Cv2 and Cv3 are 3 x 3; Cv1 and Cv3 bring a stage to the same ``width``; upsampling is bilinear.
 
     Args:
         channels: channels of each stage, from the bottom up.
-        width: channels of every output.
+        width: channels in which stages are added.
+        outputs: channels of each stage's output, ``width`` for all if None.
     """
 
-    def __init__(self, channels: list[int], width: int) -> None:
+    def __init__(self, channels: list[int], width: int, outputs: list[int] | None = None) -> None:
         super().__init__()
+        outputs = outputs or [width] * len(channels)
         self.lateral = nn.ModuleList([nn.Conv2d(n, width, kernel_size=1) for n in channels])
-        self.smooth = nn.ModuleList([nn.Conv2d(width, width, kernel_size=3, padding=1) for _ in channels])
+        self.smooth = nn.ModuleList([nn.Conv2d(width, n, kernel_size=3, padding=1) for n in outputs])
         self.enhance = nn.ModuleList([nn.Conv2d(n, width, kernel_size=3, padding=1) for n in channels])
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
-        """Return a fused map, (batch, width, height, width of the stage), for each stage."""
+        """Return a fused map, (batch, output channels, height, width of the stage), for each stage."""
         lateral = self.unify(maps)
         fused = []
         for level, x in enumerate(maps):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from common.config import between
+from common.config import between, choice
 from common.tensors import Specs
 from models import CBAM, CrossLayerFusion
 from strategies.core import FloretStrategy, Network, Setup
@@ -18,7 +18,8 @@ class FedCPDParameters:
     """``every_batch``: head and extractor take turns on every batch; else the head is trained for ``local-epochs``, and
     then the extractor. ``distill``, ``align`` and ``contrast`` are switches; ``alpha`` weighs the alignment, ``beta``
     the contrast, ``gamma`` the distillation; ``tau`` is the temperature of the contrast, ``fusion_width`` the channels
-    of fused maps.
+    in which maps are fused. ``teacher_maps``: the teacher's maps go through its Cv1 (``"unified"``), or are taken as
+    they are (``"raw"``), and the student's Cv2 gives as many channels.
     """
 
     every_batch: bool
@@ -30,23 +31,31 @@ class FedCPDParameters:
     gamma: float = between(0)
     tau: float = between(0, above=True)
     fusion_width: int = between(1)
+    teacher_maps: str = choice("unified", "raw")
 
 
 class Distillation(nn.Module):
-    """The client's own blocks: CBAM for each stage, cross-layer fusion of feature and of attention maps."""
+    """The client's own blocks: CBAM for each stage, cross-layer fusion of feature and of attention maps.
 
-    def __init__(self, channels: list[int], width: int) -> None:
+    With ``raw`` the teacher's maps are taken as they are, and the student's are fused to as many channels.
+    """
+
+    def __init__(self, channels: list[int], width: int, raw: bool) -> None:
         super().__init__()
+        self.raw = raw
+        outputs = channels if raw else None
         self.attention = nn.ModuleList([CBAM(n) for n in channels])
-        self.fuse_features = CrossLayerFusion(channels, width)
-        self.fuse_attention = CrossLayerFusion(channels, width)
+        self.fuse_features = CrossLayerFusion(channels, width, outputs)
+        self.fuse_attention = CrossLayerFusion(channels, width, outputs)
 
     def student(self, maps: list[Tensor]) -> list[Tensor]:
-        """Return ``F^{l,*}`` and ``A^{l,*}`` of all stages, each (batch, width, height, width of the stage)."""
+        """Return ``F^{l,*}`` and ``A^{l,*}`` of all stages, each (batch, channels, height, width of the stage)."""
         return self.fuse_features(maps) + self.fuse_attention(self._attended(maps))  # type: ignore[no-any-return]
 
     def teacher(self, maps: list[Tensor]) -> list[Tensor]:
-        """Return ``F^l`` and ``A^l`` of all stages through Cv1 alone, so that shapes meet the student's."""
+        """Return ``F^l`` and ``A^l`` of all stages, shaped as the student's: through Cv1 alone, or as they are."""
+        if self.raw:
+            return maps + self._attended(maps)
         return self.fuse_features.unify(maps) + self.fuse_attention.unify(self._attended(maps))
 
     def _attended(self, maps: list[Tensor]) -> list[Tensor]:
@@ -77,7 +86,9 @@ class FedCPD(FloretStrategy):
         own: FedCPDParameters = setup.parameters
         if not own.distill:
             return {}
-        return {BLOCKS: Network(lambda: Distillation(setup.stage_channels, own.fusion_width), shared=False)}
+        raw = own.teacher_maps == "raw"
+        blocks = Network(lambda: Distillation(setup.stage_channels, own.fusion_width, raw), shared=False)
+        return {BLOCKS: blocks}
 
     @classmethod
     def uplink(cls, setup: Setup) -> Specs:

@@ -11,8 +11,9 @@ from strategies.core import FloretStrategy, Setup
 @dataclass(frozen=True, kw_only=True)
 class FedDFPAParameters:
     """``fusion`` of the heads' rows, ``align_global`` and ``align_historical`` are switches; ``align_reduction`` is
-    ``"mean"`` over features or ``"sum"``, ``historical_weight`` weighs the historical alignment; with ``own_start``
-    every client draws its own initial model (Algorithm 1).
+    ``"mean"`` over features or ``"sum"``, ``historical_weight`` weighs the historical alignment; prototypes are those
+    of the fused model (Algorithm 1, line 13), with ``prototypes_after_training`` those of the trained one (section
+    4.2); with ``own_start`` every client draws its own initial model (Algorithm 1).
     """
 
     fusion: bool
@@ -20,6 +21,7 @@ class FedDFPAParameters:
     align_historical: bool
     align_reduction: str = choice("mean", "sum")
     historical_weight: float = between(0)
+    prototypes_after_training: bool
     own_start: bool
 
 

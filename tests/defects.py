@@ -814,9 +814,15 @@ DEFECTS: list[Defect] = [
         "strategies/fedcpd.py",
         (
             "key fedcpd.fusion-width is ignored",
-            "Distillation(setup.stage_channels, own.fusion_width)",
-            "Distillation(setup.stage_channels, 32)",
+            "Distillation(setup.stage_channels, own.fusion_width, raw)",
+            "Distillation(setup.stage_channels, 32, raw)",
             f"{KEYS}::test_fusion_width_is_that_of_the_fused_maps",
+        ),
+        (
+            "key fedcpd.teacher-maps is ignored",
+            'raw = own.teacher_maps == "raw"',
+            "raw = False",
+            f"{LOSSES}::test_fedcpd",
         ),
     ),
     *_of(
@@ -841,10 +847,16 @@ DEFECTS: list[Defect] = [
             f"{PAPERS}::test_rows_of_own_classes_are_fused_and_the_others_stay",
         ),
         (
-            "FedDFPA keeps the prototypes of after training",
-            "self._historical = self.known_prototypes(self.memory)\n        self.memory = self.local_prototypes()",
-            "self.memory = self.local_prototypes()\n        self._historical = self.known_prototypes(self.memory)",
+            "FedDFPA: the historical prototypes are those of this round",
+            "self._historical = self.known_prototypes(self.memory)\n        if self",
+            "self._historical = self.known_prototypes(self.local_prototypes())\n        if self",
             f"{LOSSES}::test_feddfpa",
+        ),
+        (
+            "key feddfpa.prototypes-after-training is ignored",
+            "if self.parameters.prototypes_after_training:",
+            "if False:",
+            f"{LOSSES}::test_feddfpa_takes_prototypes_before_or_after_training",
         ),
     ),
     *_of(

@@ -781,11 +781,15 @@ COVERED = {
     "fedcpd.gamma": "tests/test_losses.py::test_fedcpd",
     "fedcpd.tau": "tests/test_losses.py::test_fedcpd",
     "fedcpd.fusion-width": f"{HERE}::test_fusion_width_is_that_of_the_fused_maps",
+    "fedcpd.teacher-maps": "tests/test_losses.py::test_fedcpd",
     "feddfpa.fusion": f"{PAPERS}::test_feddfpa_without_fusion_and_alignment_is_local",
     "feddfpa.align-global": f"{PAPERS}::test_feddfpa_without_fusion_and_alignment_is_local",
     "feddfpa.align-historical": f"{PAPERS}::test_feddfpa_without_fusion_and_alignment_is_local",
     "feddfpa.align-reduction": LOSS,
     "feddfpa.historical-weight": LOSS,
+    "feddfpa.prototypes-after-training": (
+        "tests/test_losses.py::test_feddfpa_takes_prototypes_before_or_after_training"
+    ),
     "feddfpa.own-start": f"{PAPERS}::test_feddfpa_starts_from_own_or_common_weights",
     "ua-pdfl.n-com": f"{PAPERS}::test_ua_pdfl_below_every_divergence_is_a_decentralised_fedper",
     "ua-pdfl.th": f"{PAPERS}::test_ua_pdfl_below_every_divergence_is_a_decentralised_fedper",

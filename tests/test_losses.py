@@ -99,8 +99,9 @@ def test_pfakd_distils_from_the_extractor_that_it_received(tmp_path: Path) -> No
     assert loss(batch).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_fedcpd(tmp_path: Path) -> None:
-    keys = write_images(tmp_path / "data", 2)
+@pytest.mark.parametrize("maps", ["unified", "raw"])
+def test_fedcpd(tmp_path: Path, maps: str) -> None:
+    keys = write_images(tmp_path / "data", 2) | {"fedcpd__teacher_maps": maps}
     weights = {"alpha": 0.3, "beta": 0.7, "gamma": 1.3, "tau": 0.2}
     halted = Halted(federate(tmp_path / "runs", 2, method="fedcpd", rounds=3, **keys), **weights)
     halted.shift()
@@ -109,16 +110,20 @@ def test_fedcpd(tmp_path: Path) -> None:
     assert {id(p) for p in head} == {id(p) for p in client.model.head.parameters()}
     assert {id(p) for p in client.model.extractor.parameters()} < {id(p) for p in rest}
     assert first(batch).item() == pytest.approx(halted.cross_entropy(batch).item())
-    output, maps = client.model.extractor.stages(batch.x)
+    output, student = client.model.extractor.stages(batch.x)
     features = output.flatten(1)
     prototypes = torch.stack([client.received[f"prototype.{c}"] for c in range(3)])
     align = (features - prototypes[batch.y]).square().sum(1).mean()
     contrast = contrast_loss(features, batch.y, prototypes, torch.ones(3, dtype=torch.bool), 0.2)
     # the teacher: what the client kept, extractor and blocks
-    blocks = Distillation([32, 64], 32)
+    blocks = Distillation([32, 64], 32, maps == "raw")
     blocks.load_state_dict({n.removeprefix(f"{MEMORY}{BLOCKS}."): t for n, t in halted.kept.items() if BLOCKS in n})
     _, target = halted.model_with({}).extractor.stages(batch.x)
-    distillation = distillation_loss(blocks.student(maps), blocks.teacher(target))
+    if maps == "raw":
+        targets = [*target, *(block(x) for block, x in zip(blocks.attention, target, strict=True))]
+    else:
+        targets = blocks.teacher(target)
+    distillation = distillation_loss(blocks.student(student), targets)
     expected = halted.cross_entropy(batch) + 0.3 * align + 0.7 * contrast + 1.3 * distillation
     assert distillation > 0
     assert second(batch).item() == pytest.approx(expected.item(), rel=1e-5)
@@ -184,6 +189,24 @@ def test_feddfpa(tmp_path: Path) -> None:
     # what it keeps for the next round are the prototypes of this round's start, not those of the round before
     new = halted.client.memory["prototype." + str(labels[0])]
     assert not torch.equal(new, halted.kept[f"{MEMORY}prototype.{labels[0]}"])
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_feddfpa_takes_prototypes_before_or_after_training(tmp_path: Path, after: bool) -> None:
+    sent: dict[int, dict[str, np.ndarray]] = {}
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train":
+            sent[message.metadata.dst_node_id] = from_record(reply.content.array_records["arrays"])
+        return reply
+
+    outcome = federate(tmp_path, method="feddfpa", tamper=tamper, feddfpa__prototypes_after_training=after)
+    halted = Halted(outcome)
+    train, trained = halted.client.data.train, halted.model_with({})
+    for label in set(train.y.tolist()):
+        mean = trained.features(normalise(train.x[train.y == label])).mean(0).detach().numpy()
+        assert np.allclose(sent[NODE][f"prototype.{label}"], mean, atol=1e-5) == after
+        assert np.array_equal(halted.kept[f"{MEMORY}prototype.{label}"], sent[NODE][f"prototype.{label}"])
 
 
 def test_feddfpa_does_not_fuse_a_head_of_several_layers(tmp_path: Path) -> None:

@@ -195,12 +195,13 @@ def test_distillation_is_the_sum_over_maps_of_the_mean_squared_error() -> None:
     assert distillation_loss(student, teacher).item() == pytest.approx((1 + 9) / 2 + 9)
 
 
-def test_shapes_of_teacher_and_student_meet() -> None:
-    blocks = Distillation([4, 8], 6)
+@pytest.mark.parametrize(("raw", "channels"), [(False, (6, 6)), (True, (4, 8))])
+def test_shapes_of_teacher_and_student_meet(raw: bool, channels: tuple[int, int]) -> None:
+    blocks = Distillation([4, 8], 6, raw)
     initialise(blocks, torch.Generator().manual_seed(0))
     maps = [torch.rand(2, 4, 6, 5), torch.rand(2, 8, 3, 2)]
     student, teacher = blocks.student(maps), blocks.teacher(maps)
-    assert [tuple(m.shape) for m in student] == [(2, 6, 6, 5), (2, 6, 3, 2)] * 2
+    assert [tuple(m.shape) for m in student] == [(2, channels[0], 6, 5), (2, channels[1], 3, 2)] * 2
     assert [m.shape for m in student] == [m.shape for m in teacher]
 
 

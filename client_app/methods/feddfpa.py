@@ -58,9 +58,13 @@ class FedDFPA(FloretClient):
             self._fuse()
 
     def train(self) -> float:
-        """Compute the prototypes of the fused model (line 13), then train the whole model."""
+        """Train the whole model; compute the prototypes of the fused model before (line 13), or of the trained one."""
         self._global = self.known_prototypes(self.received)
         self._historical = self.known_prototypes(self.memory)
+        if self.parameters.prototypes_after_training:
+            loss = super().train()
+            self.memory = self.local_prototypes()
+            return loss
         self.memory = self.local_prototypes()
         return super().train()
 
@@ -77,7 +81,7 @@ class FedDFPA(FloretClient):
         return loss
 
     def upload(self) -> dict[str, Tensor]:
-        """Return the trained head and the prototypes computed before training (line 17)."""
+        """Return the trained head and this round's prototypes (line 17)."""
         return super().upload() | self.memory
 
     def _fuse(self) -> None:
