@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _SET_BY = {
     "method": "each row has its own, and --only says which rows are run",
     "seed": "--seeds says which seeds are run",
+    "num-supernodes": "its file says the clients of each row and column",
 }
 
 _OPTIONS = (
@@ -143,16 +144,17 @@ class TableOptions:
         """Return the runs of a table with the keys of ``setting``, in order of the seeds.
 
         Raises:
-            FloretError: a key is not for --set or --grid; or a run's config is wrong, and the message names the
-                table, the row and the column.
+            FloretError: a key is not for --set, --grid or --federation-config; or a run's config is wrong, and the
+                message names the table, the row and the column.
         """
-        from common.run_config import federation_text
+        from common.run_config import federation_text, parse_federation_configs
         from server_app.settings import read_config
 
         same = {**self.same(), **setting}
+        given = {**parse_federation_configs(self.federation_configs), **same}
         for key, instead in _SET_BY.items():
-            if key in same:
-                raise ConfigError(f"{key} = {same[key]!r}: cannot be set for a table: {instead}")
+            if key in given:
+                raise ConfigError(f"{key} = {given[key]!r}: cannot be set for a table: {instead}")
         federation = federation_text(self.federation_configs)
         planned = experiment.planned_runs(sorted(seeds), self.scale, self.data(), federation, same)
         for place in planned:

@@ -1010,12 +1010,12 @@ def arguments(name: str, tmp_path: Path, *options: str) -> list[str]:
 @pytest.mark.parametrize("name", ["sweep", "reproduce", "fit"])
 def test_of_options_that_are_given_twice_all_count(tmp_path: Path, planned: list[RunSpec], name: str) -> None:
     given = ["-c", "local-epochs=3 batch-size=5", "--run-config" if name == "sweep" else "--set", "batch-size=7"]
-    given += ["--federation-config", "num_supernodes=5", "--federation-config=client-resources-num-cpus=2"]
-    CliRunner().invoke(floret, arguments(name, tmp_path, *given, "--federation-config", "num-supernodes=6"))
+    given += ["--federation-config", "init_args_num_cpus=5", "--federation-config=client-resources-num-cpus=2"]
+    CliRunner().invoke(floret, arguments(name, tmp_path, *given, "--federation-config", "init-args-num-cpus=6"))
     assert len(planned) == (2 if name == "reproduce" else 1)
     for spec in planned:
         assert (spec.keys["local-epochs"], spec.keys["batch-size"]) == (3, 7)
-        assert spec.federation.endswith("num-supernodes=6 client-resources-num-cpus=2")
+        assert spec.federation.endswith("init-args-num-cpus=6 client-resources-num-cpus=2")
         assert "=5" not in spec.federation
 
 
@@ -1042,6 +1042,10 @@ def test_a_key_of_the_grid_is_no_key_of_every_run(tmp_path: Path, planned: list[
     [
         (["reproduce", "-c", "seed=5"], "seed = 5: cannot be set for a table: --seeds says which seeds are run"),
         (["fit", "-c", "seed=5"], "seed = 5: cannot be set for a table: --seeds says which seeds are run"),
+        (
+            ["reproduce", "--federation-config", "num_supernodes=9"],
+            "num-supernodes = '9': cannot be set for a table: its file says the clients of each row and column",
+        ),
         (["fit", "--grid", "seed=[3]"], "seed = 3: cannot be set for a table: --seeds says which seeds are run"),
         (
             ["fit", "--only", "One", "--grid", 'method=["pfakd"]'],
