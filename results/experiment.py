@@ -422,7 +422,8 @@ class Data:
         """Return ``keys`` with those that say where the data are; an npz file takes the place of its dataset."""
         place = self.single.get(keys["dataset"], self.folder)
         instead = {"dataset": "npz"} if place.endswith(".npz") else {}
-        where = {"data-dir": place} if place and keys["dataset"] != "digits" else {}
+        # The digits are a part of scikit-learn; only a file in their place lies anywhere.
+        where = {"data-dir": place} if place and (instead or keys["dataset"] != "digits") else {}
         return {**keys, **instead, **where, "download": self.download}
 
 

@@ -257,6 +257,9 @@ def test_the_runs_of_a_table(tmp_path: Path) -> None:
     assert second.federation == "num-supernodes=9 client-resources-num-cpus=1"
     whole = read(tmp_path).planned_runs([0], 1, Data.of(["/data"], download=True), "", {})[0].spec
     assert (whole.keys["dataset"], whole.keys["data-dir"], whole.keys["download"]) == ("cifar10", "/data", True)
+    digits: dict[str, Any] = {"dataset": "digits"}
+    assert Data.of(["/data"], download=False).added_to(digits) == digits | {"download": False}
+    assert Data.of(["digits=/own.npz"], download=False).added_to(digits)["data-dir"] == "/own.npz"
     assert whole.keys["rounds"] == 50
     assert "max-samples" not in whole.keys
 
