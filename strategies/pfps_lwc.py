@@ -21,7 +21,7 @@ class PFPSLWCParameters:
 
 
 class PFPSLWC(FloretStrategy):
-    """Down and up: the extractor. Aggregate: mean weighted by training samples (Algorithm 1, lines 20 and 21; section 3.1)."""
+    """Down and up: the extractor. Aggregate: mean weighted by training samples (Algorithm 1, lines 20 and 21)."""
 
     shares = "extractor"
     Parameters = PFPSLWCParameters
