@@ -1,5 +1,6 @@
 """Each method's loss against the same loss computed by hand, on clients in the middle of a run."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,17 +130,22 @@ def test_fedcpd(tmp_path: Path, maps: str) -> None:
     assert second(batch).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("method", ["fedcpd", "fedproto"])
-def test_prototypes_are_sent_as_they_are_after_training(tmp_path: Path, method: str) -> None:
-    sent: dict[int, dict[str, np.ndarray]] = {}
+def keeping(sent: dict[int, dict[str, np.ndarray]]) -> Callable[[Message, Message], Message]:
+    """Return a ``tamper`` that changes nothing and puts what each node sends in training into ``sent``."""
 
     def tamper(message: Message, reply: Message) -> Message:
         if message.metadata.message_type == "train":
             sent[message.metadata.dst_node_id] = from_record(reply.content.array_records["arrays"])
         return reply
 
+    return tamper
+
+
+@pytest.mark.parametrize("method", ["fedcpd", "fedproto"])
+def test_prototypes_are_sent_as_they_are_after_training(tmp_path: Path, method: str) -> None:
+    sent: dict[int, dict[str, np.ndarray]] = {}
     keys = write_images(tmp_path / "data", 2)
-    halted = Halted(federate(tmp_path / "runs", 2, method=method, tamper=tamper, **keys))
+    halted = Halted(federate(tmp_path / "runs", 2, method=method, tamper=keeping(sent), **keys))
     train = halted.client.data.train
     features = halted.model_with({}).features(normalise(train.x))
     for label in range(3):
@@ -194,13 +200,7 @@ def test_feddfpa(tmp_path: Path) -> None:
 @pytest.mark.parametrize("after", [False, True])
 def test_feddfpa_takes_prototypes_before_or_after_training(tmp_path: Path, after: bool) -> None:
     sent: dict[int, dict[str, np.ndarray]] = {}
-
-    def tamper(message: Message, reply: Message) -> Message:
-        if message.metadata.message_type == "train":
-            sent[message.metadata.dst_node_id] = from_record(reply.content.array_records["arrays"])
-        return reply
-
-    outcome = federate(tmp_path, method="feddfpa", tamper=tamper, feddfpa__prototypes_after_training=after)
+    outcome = federate(tmp_path, method="feddfpa", tamper=keeping(sent), feddfpa__prototypes_after_training=after)
     halted = Halted(outcome)
     train, trained = halted.client.data.train, halted.model_with({})
     for label in set(train.y.tolist()):
