@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from client_app.batches import Batch, batch_of, epoch, passes, take
-from client_app.protection import Budget, LedgerAccount, MemoryAccount, Protection, starts_of
+from client_app.protection import Budget, LedgerAccount, MemoryAccount, Protection
 from client_app.prototypes import class_means, stack
 from client_app.runtime import training_type
 from client_app.state import ClientState
@@ -36,6 +36,7 @@ from common.privacy.ledger import Ledger, Line
 from common.privacy.noise import Noise
 from common.seeds import torch_generator
 from common.sgd import Sgd
+from common.starts import starts_of
 from common.tensors import NamedArrays, Specs
 from common.wire import check_sendable, unpack
 from data import ClientData, Split

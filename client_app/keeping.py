@@ -11,6 +11,8 @@ stays its last intact version, of
 * the line with the most rounds,
 * and the line that was used last.
 
+Of the last three stays also what their server could still go back to when they ended: it may yet be resumed.
+
 Lines that come later never displace the first ones, however many they are and however often they are trained: of a
 new line nothing stays but in the two places after them. Of a line stay also its ``Quota.milestones``: without them,
 more rounds of the same run could replace all that it ever was.
@@ -42,6 +44,7 @@ class Version:
         beside: the numbers of the versions that later messages of its line may need, too; None: all that are there, as
             in a state from before this was written.
         size: bytes that it takes.
+        start: the name of the start of the server; empty in a state from before starts had names.
     """
 
     number: int
@@ -55,6 +58,7 @@ class Version:
     trained: int = 1
     beside: tuple[int, ...] | None = None
     size: int = 0
+    start: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,7 @@ def kept(
         newest = max(last, key=lambda line: lines[line][0].number)
         safe = [min(last), most, newest]
         stay |= {last[line] for line in safe}
+        stay |= {number for line in safe for number in _resumable(lines[line])}
         others = [line for line in sorted(last)[: quota.runs] if line not in safe]
     else:
         safe, others = [], []
@@ -133,6 +138,11 @@ def kept(
                 if room >= 0:
                     stay.add(number)
     return stay
+
+
+def _resumable(members: list[Version]) -> list[int]:
+    """Return the number of the version of a line that is over that its server could go back to, if it is there."""
+    return [version.number for version in members if version.round <= members[0].checkpointed][:1]
 
 
 def _milestones(members: list[Version], quota: Quota) -> list[int]:

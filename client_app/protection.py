@@ -5,11 +5,10 @@ With ``privacy.unit = "example"`` everything that feeds the shared part is train
 """
 
 import math
-import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,18 +18,15 @@ from common.config import RunConfig
 from common.errors import FloretError
 from common.privacy.accounting import LARGEST_EPSILON, Release, epsilon_of
 from common.privacy.calibration import calibrated_noise, drawn_in_secret, noise_of_clients, rate_of_clients
-from common.privacy.ledger import Ledger, Line, Start
+from common.privacy.ledger import Ledger, Line
 from common.privacy.noise import Noise, clipped
+from common.starts import Start
 from data import ClientData, Split
 
 # In the client's memory in a simulation: what this run has spent, and its noised number of examples.
 SPENT, COUNTED = "privacy.spent", "privacy.count"
 # Noise of the number of examples, which says how examples are drawn; one example changes that number by 1.
 COUNT = Release(20.0, 1.0, 1)
-
-
-# What the name of a start of the server may be, and how many starts a message may have.
-_START, _STARTS = re.compile(r"[!-~]{0,100}"), 10_000
 
 
 class BudgetError(FloretError):
@@ -327,29 +323,6 @@ class Protection:
     def _of_examples(self) -> Release:
         assert self._plan is not None
         return Release(self._plan.noise, 1 / self._plan.steps, self._passes * self._plan.steps)
-
-
-def starts_of(message: Mapping[str, Any]) -> tuple[Start, ...]:
-    """Return the starts of the server that a message tells of, the present one last.
-
-    Raises:
-        FloretError: they are not what a server of Floret sends, or not what the message says beside them.
-    """
-    names, after, resumed = (message.get(f"session.{key}") for key in ("starts", "started", "resumed"))
-    if not isinstance(names, list | tuple) or not all(isinstance(n, str) and _START.fullmatch(n) for n in names):
-        raise FloretError(f"session.starts = {names!r:.60}: must be a list of names, without spaces")
-    last = resumed[-1] if resumed else 0
-    if (
-        not isinstance(after, list | tuple)
-        or not all(type(number) is int and number >= 0 for number in after)
-        or not 1 <= len(names) == len(after) <= _STARTS
-        or (after[0], after[-1]) != (0, last)
-    ):
-        raise FloretError(
-            f"session.started = {after!r:.60}: must be a round for each of session.starts, from 0 to {last}, the round "
-            "after which the server was resumed last"
-        )
-    return tuple(map(Start, names, after))
 
 
 def within(data: ClientData, classes: int) -> ClientData:

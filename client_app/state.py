@@ -8,6 +8,7 @@ simulation that writes no checkpoints the last one is in Flower's ``context.stat
 import fcntl
 import json
 import logging
+import math
 import os
 import re
 import secrets
@@ -39,6 +40,7 @@ from common.durable import (
 from common.errors import FloretError
 from common.seeds import derive_seed
 from common.simulation import KeptState
+from common.starts import Start, starts_of
 
 log = logging.getLogger("flwr")
 
@@ -71,6 +73,7 @@ class RoundContext:
         fresh: what other lineages left behind does not count.
         checkpointed: the last round that the server can go back to.
         resumed: the rounds after which the run was resumed, in turn; what came later before that did not happen.
+        starts: all starts of the run's server, the present one last; none in a message that does not name them.
     """
 
     lineage: str = ""
@@ -79,6 +82,7 @@ class RoundContext:
     fresh: bool = False
     checkpointed: int = 0
     resumed: tuple[int, ...] = ()
+    starts: tuple[Start, ...] = ()
 
     @classmethod
     def of(cls, message: Mapping[str, Any], config: RunConfig, *, over: bool) -> Self:
@@ -100,12 +104,27 @@ class RoundContext:
             fresh=config.client_state == "fresh" or config.privacy.unit == "example",
             checkpointed=checked_round("session.checkpointed", message.get("session.checkpointed")),
             resumed=tuple(checked_round("session.resumed", back) for back in resumed),
+            starts=starts_of(message) if "session.starts" in message else (),
         )
 
     def knows(self, version: "Version") -> bool:
-        """Return whether a version is of this lineage, and not of a future that a resume has undone."""
-        undone = any(version.round > back for back in self.resumed[version.attempt :])
-        return version.lineage == self.lineage and not undone
+        """Return whether a version is of this run, and not of a future that a resume has undone."""
+        return self.made(version) and version.round <= self.undone_after(version)
+
+    def made(self, version: "Version") -> bool:
+        """Return whether a version is of this run: of its lineage, and of a start of its server."""
+        named = {start.name for start in self.starts}
+        return version.lineage == self.lineage and (not version.start or not named or version.start in named)
+
+    def undone_after(self, version: "Version") -> float:
+        """Return the round after which nothing counts of what the start did that made a version of this run.
+
+        A start that was given up leaves no trace in ``resumed`` if the next one goes back to the same checkpoint.
+        """
+        if version.start and self.starts:
+            later = [start.name for start in self.starts].index(version.start) + 1
+            return min((start.after for start in self.starts[later:]), default=math.inf)
+        return min(self.resumed[version.attempt :], default=math.inf)
 
     def has_seen(self, version: "Version") -> bool:
         """Return whether a version that it knows is from before the message."""
@@ -228,6 +247,7 @@ class ClientState:
             line=line,
             trained=1 + (base.trained if base and base.line == line else 0),
             beside=tuple(version.number for version in needed),
+            start=at.starts[-1].name if at.starts else "",
         )
         new = self._store.write(new, tensors)
         self._versions = [new, *self._versions]
@@ -240,33 +260,34 @@ class ClientState:
         self._version, self._tensors = new, dict(tensors)
 
     def _own(self) -> list[Version]:
-        """Return the versions of the message's lineage that its messages may go on from, newest first.
+        """Return the versions of the message's run that its messages may go on from, newest first.
 
         What is kept only to be brought back by hand is not among them: between it and what a message asks for, rounds
         are missing.
         """
-        own = [version for version in self._versions if self._at.knows(version)]
+        own = [version for version in self._versions if self._at.made(version)]
         if own and own[0].beside is not None:
             numbers = {own[0].number, *own[0].beside}
             own = [version for version in own if version.number in numbers]
-        return own
+        return [version for version in own if self._at.knows(version)]
 
     def _breaks(self, last: Version, server_round: int) -> bool:
         """Return whether the message goes back further than its own server said it could, from its line's ``last``."""
         at = self._at
-        line = [version for version in self._versions if version.line == last.line and version.lineage == at.lineage]
+        line = [version for version in self._versions if version.line == last.line and at.made(version)]
         if any(version.round > server_round for version in line if at.knows(version)):
             return True
         undone = [version for version in line if not at.knows(version)]
-        return any(version.checkpointed > min(at.resumed[version.attempt :]) for version in undone)
+        return any(version.checkpointed > at.undone_after(version) for version in undone)
 
     def _candidates(self) -> list[Version]:
         at = self._at
-        own = self._own()
-        others = [] if at.fresh else [version for version in self._versions if version.lineage != at.lineage]
+        own, there = self._own(), [version for version in self._versions if at.made(version)]
+        others = [] if at.fresh else [version for version in self._versions if version not in there]
         past = [version for version in own if at.has_seen(version)]
-        if not past and own and at.round > own[-1].first:
-            rounds = " and ".join(str(version.round) for version in reversed(own))
+        # It took part before the round that is asked for, and nothing of that is left.
+        if not past and any(version.first <= min(at.round - 1, at.undone_after(version)) for version in there):
+            rounds = " and ".join(str(version.round) for version in reversed(own or there))
             raise FloretError(
                 f"the server asks for round {at.round}, but this client's state is of round {rounds} and nothing "
                 "earlier is left; resume the server from a later checkpoint"
@@ -508,13 +529,15 @@ def _version_of(number: int, said: Mapping[str, Any]) -> Version:
         and all(type(count) is int and 0 <= count < 2**63 for count in counts.values())
         and isinstance(said["lineage"], str)
         and isinstance(said["about"], dict)
+        and isinstance(said.get("start", ""), str)
         and (beside is None or all(type(other) is int for other in beside))
     ):
         raise ValueError("not what a version says of itself")
     if "trained" not in said:  # from before it was written: as many as there can have been
         counts["trained"] = max(min(counts["round"] - counts["first"] + 1, number), 1)
     beside = None if beside is None else tuple(beside)
-    return Version(number=number, lineage=said["lineage"], about=said["about"], beside=beside, **counts)
+    start = said.get("start", "")
+    return Version(number=number, lineage=said["lineage"], about=said["about"], beside=beside, start=start, **counts)
 
 
 def identity(state_dir: Path) -> str:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
+from common.starts import Start
+
 # The CPUs of one client, in a process of the local engine.
 _cpus = 0
 
@@ -95,7 +97,7 @@ class LocalGrid(Grid):
         """Bring clients, by name, to what they kept when a checkpoint was written."""
 
     @abstractmethod
-    def adopt(self, folder: Path, lineage: str, last: int, resumed: tuple[int, ...]) -> None:
+    def adopt(self, folder: Path, lineage: str, last: int, resumed: tuple[int, ...], starts: tuple[Start, ...]) -> None:
         """Bring the clients to what a simulation on Ray left in ``folder``.
 
         Args:
@@ -103,4 +105,5 @@ class LocalGrid(Grid):
             lineage: of the run.
             last: the round of the checkpoint that the run goes on from.
             resumed: the rounds after which the run was resumed, in turn, the last one included.
+            starts: of the run's server.
         """

@@ -19,6 +19,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext
 from common.flower import given_id, unreadable
 from common.simulation import KeptState, LocalGrid
+from common.starts import Start
 from engine.parcels import Answer, Batch, Line, Parts, Shared, Task, content_of, from_bytes, to_bytes
 from engine.plan import Plan
 from engine.worker import FIRST_NODE
@@ -156,9 +157,9 @@ class EngineGrid(LocalGrid):
         """Bring clients to what they kept; see ``LocalGrid``."""
         self._states |= {int(name): state for name, state in states.items()}
 
-    def adopt(self, folder: Path, lineage: str, last: int, resumed: tuple[int, ...]) -> None:
+    def adopt(self, folder: Path, lineage: str, last: int, resumed: tuple[int, ...], starts: tuple[Start, ...]) -> None:
         """Bring the clients to what a simulation on Ray left in ``folder``; see ``LocalGrid``."""
-        at = RoundContext(lineage=lineage, round=last, over=True, resumed=resumed)
+        at = RoundContext(lineage=lineage, round=last, over=True, resumed=resumed, starts=starts)
         federation, method = (str(self._plan.values[key]) for key in ("federation", "method"))
         for client in range(self._plan.resources.clients):
             store = FileStore.at(folder, federation, method, str(client), sync=False)
@@ -216,6 +217,8 @@ class EngineGrid(LocalGrid):
             worker.connection.close()
 
     def _answered(self, worker: _Worker, answer: Answer) -> None:
+        if answer.number not in worker.tasks:  # its time had run out just before
+            return
         worker.tasks.remove(answer.number)
         worker.began = time.monotonic()
         item = self._open.pop(answer.number, None)

@@ -136,8 +136,12 @@ class RunDirectory:
             file.flush()
             os.fsync(file.fileno())
 
+    def reopen(self) -> None:
+        """Remove ``summary.json``, if there is one: the run goes on, and what it says is of fewer rounds."""
+        (self.path / "summary.json").unlink(missing_ok=True)
+
     def write_summary(self, summary: Summary) -> None:
-        """Write ``summary.json``."""
+        """Write ``summary.json``, by which the run is finished."""
         self._write("summary.json", json.dumps(summary.to_json(), indent=2, allow_nan=False) + "\n")
 
     def _write(self, name: str, text: str) -> None:

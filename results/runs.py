@@ -80,9 +80,11 @@ class Engine(Protocol):
 
     Attributes:
         at_once: how many at a time.
+        warm: whether its processes keep the code of the app that they once loaded.
     """
 
     at_once: int
+    warm: bool
 
     def expect(self, runs: int) -> None:
         """Make no more than so many runs at a time, to be called while none is made: there are no more.
@@ -134,6 +136,8 @@ class LocalEngine:
     Raises:
         FloretError: this CPU does not have the kernels.
     """
+
+    warm = True
 
     def __init__(self, app: Path, kernels: str = NATIVE, at_once: int = 1) -> None:
         self._app, self._most = app.resolve(), at_once
@@ -249,6 +253,7 @@ class RayEngine:
     """
 
     at_once = 1
+    warm = False
 
     def expect(self, runs: int) -> None:
         """Do nothing; see ``Engine``."""
@@ -343,6 +348,7 @@ class Runs:
         self._app, self._check, self.engine = app, check, engine
         self.defaults = default_config(app)
         self._folder = output.resolve() / _FOLDER
+        self._commit = commit(app)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -435,6 +441,8 @@ class Runs:
         wrong = self.check(spec)
         if wrong:
             return wrong
+        # Of the code that runs, whatever is committed meanwhile.
+        code = self._commit if self.engine.warm else commit(self._app)
         folder = self.folder(spec)
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / "log.txt"
@@ -454,7 +462,7 @@ class Runs:
             return f"{nothing} (see {log})"
         if not keep_models:
             shutil.rmtree(run / "checkpoints", ignore_errors=True)
-        write_whole(folder / _ABOUT, (json.dumps(self._about(spec, run), indent=1) + "\n").encode())
+        write_whole(folder / _ABOUT, (json.dumps(self._about(spec, run, code), indent=1) + "\n").encode())
         return ""
 
     def _start(
@@ -464,13 +472,13 @@ class Runs:
         values = merged(self.defaults, keys)
         self.engine.run(keys, values, spec.federation, log, lambda: watch(_rounds(folder)))
 
-    def _about(self, spec: RunSpec, run: Path) -> dict[str, Any]:
+    def _about(self, spec: RunSpec, run: Path, code: str) -> dict[str, Any]:
         config = json.loads((run / "config.json").read_text(encoding="utf-8"))
         return {
             "run": run.name,
             "config": {k: v for k, v in self.config(spec).items() if k not in PLACES},
             "federation-config": spec.federation,
-            "commit": commit(self._app),
+            "commit": code,
             "machine": self._machine() | _portable(config),
             "started": config.get("started"),
             "resumed": len(config.get("resumed", [])),

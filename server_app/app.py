@@ -22,8 +22,9 @@ from common.extras import require
 from common.flower import find_by_node, is_simulated
 from common.kernels import NATIVE, kernels_in_use
 from common.memory import return_freed_memory
-from common.privacy.ledger import Ledger, Start
+from common.privacy.ledger import Ledger
 from common.simulation import LocalGrid
+from common.starts import Start
 from common.versions import versions
 from results.history import History, Round
 from results.report import client_table, write_report
@@ -37,7 +38,7 @@ from server_app.federation import Federation, question
 from server_app.rounds import checkpoint_of, restore, run_rounds
 from server_app.settings import check_resumable, read_config
 from server_app.setup import build_strategy, check_setup
-from strategies.core import ExportReply, RefusedError, Session, send_and_receive
+from strategies.core import Client, ExportReply, RefusedError, Session, send_and_receive
 
 app = ServerApp()
 log = logging.getLogger("flwr")
@@ -81,12 +82,15 @@ def run(grid: Grid, context: Context) -> None:
         trackers.begin(own_keys(context.run_config), directory.path, checkpoint.round if checkpoint else 0)
         status.phase("waiting for clients")
         federation.gather(status.gathering)
+        if simulated and checkpoint:
+            _check_same_clients(checkpoint.clients, list(federation.roster))
         federation.settled = True
         session = Session(checkpoint.lineage if checkpoint else f"{context.run_id:016x}", starts=_starts(origin))
-        if simulated and config.checkpoint_every and not isinstance(grid, LocalGrid):
+        # A resumed run's clients are in files, also if it writes no checkpoints from here on.
+        if simulated and (config.checkpoint_every or checkpoint) and not isinstance(grid, LocalGrid):
             session.directory = str(directory.clients)
         if simulated and checkpoint:
-            _bring_back(grid, directory, checkpoint, config)
+            _bring_back(grid, directory, checkpoint, config, session.starts)
         shape, classes = federation.input_shape, federation.num_classes
         strategy = build_strategy(config, kind, parameters, shape, classes, roster=federation.roster, session=session)
         if strategy.protection and config.privacy.by_server:
@@ -101,6 +105,7 @@ def run(grid: Grid, context: Context) -> None:
         def write_config() -> None:
             directory.write_config(context.run_config, {**origin, **_about(federation, simulated)})
 
+        directory.reopen()
         write_config()
         deliver = grid if simulated else Delivery(grid, federation)
         rounds = tuple(
@@ -111,12 +116,13 @@ def run(grid: Grid, context: Context) -> None:
         seconds = checkpoint.seconds + time.perf_counter() - started
         figures = History(rounds, config.rounds, config.evaluate_every).figures(seconds)
         summary = Summary(config, len(federation.roster), figures)
+        if simulated:
+            export(grid, federation, {"directory": str(directory.personal), "session.directory": session.directory})
+        finished = Run.of(directory.path, directory.about, rounds, figures)
+        write_report([finished], directory.path / "report.html")
+        # Last: a run that has one is finished, and is not resumed any more.
         directory.write_summary(summary)
         trackers.finish(summary)
-    if simulated:
-        export(grid, federation, {"directory": str(directory.personal), "session.directory": session.directory})
-    finished = Run.of(directory.path, directory.about, rounds, figures)
-    write_report([finished], directory.path / "report.html")
     log.info("Accuracy per client, last round:\n%s", client_table(finished))
     log.info("Report: %s", directory.path / "report.html")
     _check_used(rounds)
@@ -178,11 +184,27 @@ def _resume(directory: RunDirectory, checkpoints: Checkpoints, federation: Feder
     return checkpoint
 
 
-def _bring_back(grid: Grid, directory: RunDirectory, checkpoint: Checkpoint, config: RunConfig) -> None:
+def _check_same_clients(before: Sequence[Client], now: Sequence[Client]) -> None:
+    """Check that a simulation is resumed with the clients that it had, by their names and numbers of samples.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    parts = [{client.name: (client.train, client.validation, client.test) for client in one} for one in (before, now)]
+    if parts[0] != parts[1]:
+        had, has = (f"{len(part)} clients with {sum(map(sum, part.values()))} samples" for part in parts)
+        raise ConfigError(
+            f"resume: the run to resume had {had}, now there are {has}; give the same --federation-config and data"
+        )
+
+
+def _bring_back(
+    grid: Grid, directory: RunDirectory, checkpoint: Checkpoint, config: RunConfig, starts: tuple[Start, ...]
+) -> None:
     """Give the clients of a simulation what they kept when ``checkpoint`` was written, by whichever engine."""
     if isinstance(grid, LocalGrid):
         resumed = (*checkpoint.resumed, checkpoint.round)
-        grid.adopt(directory.clients, checkpoint.lineage, checkpoint.round, resumed)
+        grid.adopt(directory.clients, checkpoint.lineage, checkpoint.round, resumed, starts)
         grid.restore(checkpoint.states)
         return
     # On Ray clients keep versions in files: the state becomes the newest one.

@@ -116,6 +116,7 @@ class Checkpoints:
                 "bytes": file.bytes,
                 "sha256": file.sha256,
                 "files": list(files.values()),
+                "order": list(checkpoint.arrays),
                 **{
                     kind: {client: [p.file.name, p.round, p.size] for client, p in found.items()}
                     for kind, found in self._places.items()
@@ -154,13 +155,16 @@ class Checkpoints:
             mail, places = self._read_boxes("mail", content)
             kept, places_of_states = self._read_boxes("states", content)
             strategy = without_prefix(tensors, STRATEGY)
+            # Noise is drawn for one tensor after the other, and a file has them in an order of its own.
+            arrays = without_prefix(tensors, GLOBAL)
+            arrays = {name: arrays[name] for name in content.get("order", arrays)}
             if "mail" not in content:  # written before mail had files of its own: it was the strategy's
                 mail, strategy = _mail_of(strategy, content["round"]), {}
             checkpoint = Checkpoint(
                 round=content["round"],
                 lineage=content["lineage"],
                 resumed=tuple(content["resumed"]),
-                arrays=without_prefix(tensors, GLOBAL),
+                arrays=arrays,
                 strategy=strategy,
                 mail=mail,
                 clients=[Client(**client) for client in content["clients"]],

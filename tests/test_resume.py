@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from client_app.app import app as client_app
 from common.durable import digest, read_manifest, write_manifest
 from common.errors import FloretError
 from common.simulation import KeptState
+from results.run import read_run
+from results.rundir import RunDirectory
 from server_app.checkpoint import Checkpoint, Checkpoints, Mail
 from strategies.core import Client
-from tests.harness import EVERY_METHOD, ON_MLP, Outcome, federate, kept, timeless
+from tests.harness import EVERY_METHOD, ON_MLP, DirectGrid, Outcome, federate, kept, timeless
 
 CLIENTS = 5
 
@@ -27,16 +30,25 @@ class ServerKilledError(BaseException):
     """Stands for SIGKILL: nothing catches it."""
 
 
-def crash(output: Path, states: Path, at: int, **keys: Any) -> Path:
-    """Run until one client has answered in round ``at``, then lose the server; return the run directory."""
+def killing(at: int, last: int = 1) -> Callable[[Message, Message], Message]:
+    """Return a ``tamper`` that loses the server when so many clients have answered in round ``at``."""
+    answered = 0
 
     def tamper(message: Message, reply: Message) -> Message:
+        nonlocal answered
         if message.metadata.message_type == "train" and message.metadata.group_id == str(at):
-            raise ServerKilledError
+            answered += 1
+            if answered == last:
+                raise ServerKilledError
         return reply
 
+    return tamper
+
+
+def crash(output: Path, states: Path, at: int, last: int = 1, **keys: Any) -> Path:
+    """Run until ``last`` clients have answered in round ``at``, then lose the server; return the run directory."""
     with pytest.raises(ServerKilledError):
-        federate(output, CLIENTS, states=states, tamper=tamper, **keys)
+        federate(output, CLIENTS, states=states, tamper=killing(at, last), **keys)
     (directory,) = output.iterdir()
     return directory
 
@@ -129,6 +141,122 @@ def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
     assert_same(whole, longer)
     with pytest.raises(FloretError, match="rounds = 5: the run to resume has finished round 5"):
         federate(tmp_path / "more", CLIENTS, states=tmp_path / "states", **keys, resume=str(short.directory))
+
+
+def test_a_run_that_goes_on_is_unfinished_until_its_new_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = keys_of("fedper") | {"evaluate_every": 1}
+    whole = federate(tmp_path / "whole", CLIENTS, **keys)
+    short = federate(tmp_path / "more", CLIENTS, states=tmp_path / "states", **keys | {"rounds": 3})
+    more = keys | {"states": tmp_path / "states", "resume": str(short.directory)}
+
+    def killed(*_: Any) -> None:
+        raise ServerKilledError
+
+    for at in (5, 6):  # while round 5 is made, and when all rounds are
+        with monkeypatch.context() as patches:
+            patches.setattr(RunDirectory, "write_summary", killed)
+            with pytest.raises(ServerKilledError):
+                federate(tmp_path / "more", CLIENTS, tamper=killing(at), **more)
+        run = read_run(short.directory)
+        assert not run.finished
+        assert run.history.rounds[-1].round == at - 1
+    longer = federate(tmp_path / "more", CLIENTS, **more)
+    assert timeless(whole.history) == timeless(longer.history)
+    assert timeless(whole.summary) == timeless(longer.summary)
+
+
+@pytest.fixture
+def like_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the harness for a simulation on Ray, whose clients keep their states in files of the run directory."""
+    for place in ("server_app.app", "server_app.federation", "strategies.core.exchange"):
+        monkeypatch.setattr(f"{place}.is_simulated", lambda _: True)
+    monkeypatch.setattr("client_app.app.in_simulation", lambda: True)
+    monkeypatch.setattr("server_app.app.find_by_node", lambda _: None)
+
+
+@pytest.mark.usefixtures("like_ray")
+def test_a_simulation_is_resumed_with_the_clients_that_it_had(tmp_path: Path) -> None:
+    directory = crash(tmp_path / "cut", tmp_path / "states", 4, **keys_of("fedper"))
+    before = (directory / "config.json").read_bytes()
+    with pytest.raises(
+        FloretError, match=r"resume: the run to resume had 5 clients with \d+ samples, now there are 8 "
+    ):
+        federate(tmp_path / "cut", 8, states=tmp_path / "states", resume=str(directory), **keys_of("fedper"))
+    assert (directory / "config.json").read_bytes() == before
+
+
+@pytest.mark.usefixtures("like_ray")
+def test_a_simulation_that_is_resumed_without_checkpoints_has_its_personal_models(tmp_path: Path) -> None:
+    keys = keys_of("fedper")
+    whole = federate(tmp_path / "whole", CLIENTS, **keys)
+    directory = crash(tmp_path / "cut", tmp_path / "states", 4, **keys)
+    resumed = federate(tmp_path / "cut", CLIENTS, resume=str(directory), **keys | {"checkpoint_every": 0})
+    assert timeless(whole.history) == timeless(resumed.history)
+
+
+@pytest.mark.usefixtures("like_ray")
+def test_the_noise_of_a_simulated_server_is_the_same_after_a_resume(tmp_path: Path) -> None:
+    keys = keys_of("fedper") | {"privacy__unit": "client", "privacy__where": "server", "privacy__noise": 1.0}
+    keys |= {"privacy__epsilon": 0.0, "rounds": 4}
+    whole = federate(tmp_path / "whole", CLIENTS, **keys)
+    half = federate(tmp_path / "cut", CLIENTS, **keys | {"rounds": 2})
+    resumed = federate(tmp_path / "cut", CLIENTS, resume=str(half.directory), **keys)
+    assert [line["accuracy"] for line in whole.history] == [line["accuracy"] for line in resumed.history]
+
+
+def test_another_run_in_between_takes_nothing_of_a_run_that_is_resumed(tmp_path: Path) -> None:
+    keys = keys_of("fedper") | {"participation": 1.0, "evaluate_every": 1, "states": tmp_path / "states"}
+    whole = federate(tmp_path / "whole", CLIENTS, **keys | {"states": tmp_path / "other"})
+    directory = crash(tmp_path / "cut", at=4, last=CLIENTS, **keys)
+    federate(tmp_path / "between", CLIENTS, **keys | {"rounds": 2, "seed": 7})
+    resumed = federate(tmp_path / "cut", CLIENTS, resume=str(directory), **keys)
+    assert timeless(whole.history) == timeless(resumed.history)
+
+
+@pytest.mark.parametrize(("method", "rounds"), [("fedper", 5), ("local", 20)])
+def test_a_client_without_the_version_that_is_asked_for_says_so(tmp_path: Path, method: str, rounds: int) -> None:
+    """Not even a milestone, of which rounds are missing, takes its place."""
+    keys = keys_of(method) | {"participation": 1.0, "rounds": rounds, "states": tmp_path / "states"}
+    directory = crash(tmp_path / "cut", at=rounds - 1, last=CLIENTS, **keys)
+    newest = directory / "checkpoints" / f"round-{rounds - 2:06d}.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-10])
+    resumed = federate(tmp_path / "cut", CLIENTS, resume=str(directory), **keys)
+    for line in resumed.history[rounds - 3 :]:
+        assert not any(client["trained"] for client in line["clients"].values())
+        assert len({refusal["client"] for refusal in line["refused"]}) == CLIENTS
+        assert all("and nothing earlier is left" in refusal["reason"] for refusal in line["refused"])
+
+
+def test_a_start_that_was_given_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Client 0 trains in rounds 4 and 5 of a start of which no checkpoint is left, and is away in those of the next."""
+    keys = keys_of("fedper") | {"participation": 1.0, "evaluate_every": 1, "checkpoint_every": 3, "rounds": 8}
+    keys |= {"min_clients": 2, "states": tmp_path / "states"}
+    away = False
+
+    def present(grid: DirectGrid) -> list[int]:
+        asked = [int(m.metadata.group_id) for m in grid.messages if m.metadata.message_type in ("train", "evaluate")]
+        return [node for node in grid.contexts if not (away and node == 1000 and max(asked, default=3) + 1 in (4, 5))]
+
+    directory = crash(tmp_path / "cut", at=4, **keys)
+    with monkeypatch.context() as patches:
+        patches.setattr(DirectGrid, "get_node_ids", present)
+        copies = [tmp_path / "once", tmp_path / "twice"]
+        for copy in copies:
+            shutil.copytree(tmp_path / "cut", copy / "run")
+            shutil.copytree(tmp_path / "states", copy / "states")
+        histories = []
+        for copy in copies:
+            (run,) = (copy / "run").iterdir()
+            again = keys | {"states": copy / "states", "resume": str(run)}
+            away = False
+            if copy.name == "twice":
+                with pytest.raises(ServerKilledError):
+                    federate(copy / "run", CLIENTS, tamper=killing(6), **again)
+            away = True
+            histories.append(timeless(federate(copy / "run", CLIENTS, **again).history))
+    assert directory.is_dir()
+    assert "0" not in histories[0][3]["clients"]
+    assert histories[0] == histories[1]
 
 
 def test_what_cannot_be_resumed_says_why_and_loses_nothing(tmp_path: Path) -> None:

@@ -383,7 +383,8 @@ def test_more_rounds_of_the_same_run_leave_its_milestones(tmp_path: Path) -> Non
         ClientState(store(tmp_path), at(6))
     for r in (1, 2, 3):
         ClientState(store(tmp_path), at(r, lineage="two", fresh=True), quota).commit(r, {"w": torch.zeros(1)})
-    assert [version.round for version in store(tmp_path).versions([]) if version.lineage == "one"] == [40, 8, 4, 2]
+    # And what its server could still go back to: it may yet be resumed.
+    assert [version.round for version in store(tmp_path).versions([]) if version.lineage == "one"] == [40, 39, 8, 4, 2]
 
 
 def test_the_quota_of_bytes_is_never_passed(tmp_path: Path) -> None:

@@ -26,19 +26,6 @@ _BEFORE = "before"
 
 
 @dataclass(frozen=True)
-class Start:
-    """One start of the server of a run.
-
-    Attributes:
-        name: a random one, that no other start has; empty for one from before starts had names.
-        after: the round of the checkpoint that it began with, 0 for a new run.
-    """
-
-    name: str
-    after: int = 0
-
-
-@dataclass(frozen=True)
 class Line:
     """What was released in one round, or is paid for in advance.
 

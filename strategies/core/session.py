@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from common.config import Scalar
-from common.privacy.ledger import Start
+from common.starts import Start
 
 
 @dataclass
