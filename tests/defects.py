@@ -301,6 +301,24 @@ DEFECTS: list[Defect] = [
         "rounds",
         "server_app/app.py",
         (
+            "a simulation is resumed with other clients",
+            "        if simulated and checkpoint:\n            _check_same_clients",
+            "        if False:\n            _check_same_clients",
+            f"{RESUME}::test_a_simulation_is_resumed_with_the_clients_that_it_had",
+        ),
+        (
+            "on Ray a run that is resumed without checkpoints loses its personal models",
+            "if simulated and (config.checkpoint_every or checkpoint) and not",
+            "if simulated and config.checkpoint_every and not",
+            f"{RESUME}::test_a_simulation_that_is_resumed_without_checkpoints_has_its_personal_models",
+        ),
+        (
+            "a run that goes on keeps the summary of the shorter one",
+            "        directory.reopen()\n",
+            "",
+            f"{RESUME}::test_a_run_that_goes_on_is_unfinished_until_its_new_end",
+        ),
+        (
             "a run that used no reply ends as if it had",
             "    _check_used(rounds)\n",
             "",
@@ -310,6 +328,12 @@ DEFECTS: list[Defect] = [
     *_of(
         "checkpoint",
         "server_app/checkpoint.py",
+        (
+            "tensors come back in the order of their file",
+            'arrays = {name: arrays[name] for name in content.get("order", arrays)}',
+            "arrays = dict(arrays)",
+            f"{RESUME}::test_the_noise_of_a_simulated_server_is_the_same_after_a_resume",
+        ),
         ("one checkpoint is kept", "KEPT = 2", "KEPT = 1", f"{RESUME}::test_a_damaged_checkpoint_is_passed_over"),
         (
             "mail of an earlier round is taken for this one's",
@@ -345,15 +369,27 @@ DEFECTS: list[Defect] = [
         ),
         (
             "a future that a resume has undone still counts",
-            "        return version.lineage == self.lineage and not undone\n",
-            "        return version.lineage == self.lineage\n",
+            "return self.made(version) and version.round <= self.undone_after(version)",
+            "return self.made(version)",
             f"{STATE} {RESUME}",
         ),
         (
             "any undone round condemns: all in the place of any",
-            "undone = any(version.round > back for back in self.resumed[version.attempt :])",
-            "undone = all(version.round > back for back in self.resumed[version.attempt :])",
-            f"{STATE} {RESUME}",
+            "return min(self.resumed[version.attempt :], default=math.inf)",
+            "return max(self.resumed[version.attempt :], default=math.inf)",
+            f"{STATE}::test_each_resume_undoes_what_came_after_its_round",
+        ),
+        (
+            "a start that was given up still counts",
+            "if version.start and self.starts:",
+            "if False:",
+            f"{RESUME}::test_a_start_that_was_given_up_leaves_nothing",
+        ),
+        (
+            "a milestone takes the place of the version that is asked for",
+            "own = [version for version in self._versions if self._at.made(version)]\n        if own",
+            "own = [version for version in self._versions if self._at.knows(version)]\n        if own",
+            f"{RESUME}::test_a_client_without_the_version_that_is_asked_for_says_so",
         ),
         (
             "client-state=fresh goes on from other runs",
@@ -369,7 +405,7 @@ DEFECTS: list[Defect] = [
         ),
         (
             "a message without a version that fits starts anew",
-            "if not past and own and at.round > own[-1].first:",
+            "if not past and any(version.first <= min(at.round - 1, at.undone_after(version)) for version in there):",
             "if False:",
             STATE,
         ),
@@ -389,6 +425,12 @@ DEFECTS: list[Defect] = [
     *_of(
         "state",
         "client_app/keeping.py",
+        (
+            "what the server of an ended run can go back to goes",
+            "stay |= {number for line in safe for number in _resumable(lines[line])}",
+            "pass",
+            f"{RESUME}::test_another_run_in_between_takes_nothing_of_a_run_that_is_resumed",
+        ),
         (
             "the last runs displace the first",
             "sorted(last)[: quota.runs]",

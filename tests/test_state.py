@@ -21,6 +21,7 @@ from client_app.state import ClientState, ContextStore, FileStore, RoundContext,
 from common.config import RunConfig, read_keys
 from common.durable import DamagedError, digest, read_manifest, write_manifest
 from common.errors import ConfigError, FloretError
+from common.starts import Start
 from tests.harness import run_config
 
 
@@ -90,6 +91,18 @@ def test_a_server_that_goes_back_to_its_checkpoint_finds_the_client_as_it_was(tm
     assert train(tmp_path, 5, checkpointed=4, resumed=(4,)) == 4
     assert train(tmp_path, 6, checkpointed=4, resumed=(4,)) == 5
     assert rounds(tmp_path) == [6, 5, 4]
+
+
+def test_each_resume_undoes_what_came_after_its_round() -> None:
+    made = Version(number=1, lineage="one", attempt=0, round=4, first=1)
+    assert at(6, resumed=(5,)).knows(made)
+    assert not at(6, resumed=(5, 3)).knows(made)
+    named = replace(made, start="a")
+    starts = [Start("a"), Start("b", 5), Start("c", 3)]
+    assert at(6, resumed=(5,), starts=tuple(starts[:2])).knows(named)
+    assert not at(6, resumed=(5, 3), starts=tuple(starts)).knows(named)
+    # Of a run whose id came again.
+    assert not at(6, starts=(Start("d"),)).knows(named)
 
 
 def test_a_round_that_nothing_is_left_of_is_refused_and_nothing_changes(tmp_path: Path) -> None:
