@@ -85,6 +85,12 @@ DEFECTS: list[Defect] = [
             ENGINE,
         ),
         (
+            "an answer out of time ends the server",
+            "if answer.number not in worker.tasks:",
+            "if False:",
+            f"{ENGINE}::test_an_answer_that_comes_when_its_time_has_run_out_is_passed_over",
+        ),
+        (
             "what a dead worker had begun is not given to another one",
             "                self._queue.appendleft(number)",
             "                pass",

@@ -9,16 +9,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing import Pipe
 from pathlib import Path
+from selectors import EVENT_READ
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from flwr.app import ConfigRecord, Message, RecordDict
 from safetensors.numpy import load_file
 
 from client_app.client import Agreed, Resident
 from common.errors import ConfigError
 from common.resources import Resources
+from engine.grid import EngineGrid, _Worker
+from engine.parcels import Answer, to_bytes
 from models import build_model
 from server_app.settings import read_config
 from strategies.core import Setup
@@ -171,6 +177,25 @@ def test_a_run_goes_on_with_the_other_engine(simulator: Simulator, runner: Runne
     assert numbers(parts) == numbers(whole)
     resumed = json.loads((parts / "config.json").read_text())["resumed"]
     assert [entry["round"] for entry in resumed] == [2, 4]
+
+
+def test_an_answer_that_comes_when_its_time_has_run_out_is_passed_over() -> None:
+    control, _ = Pipe()
+    plan: Any = SimpleNamespace(values={"round-timeout": 0.1}, resources=SimpleNamespace(clients=1))
+    grid = EngineGrid(plan, control, lambda *_: None)
+    near, far = Pipe()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        grid._workers[0] = _Worker(process.pid, near)
+        grid._selector.register(near, EVENT_READ, 0)
+        message = Message(RecordDict({"config": ConfigRecord({"x": 1})}), 1000, "train", ttl=60, group_id="1")
+        (key,) = grid.push_messages([message])
+        grid._turn(0.0)
+        time.sleep(0.2)
+        grid._turn(0.0)  # ends the process and takes back its message
+        far.send_bytes(to_bytes(Answer(int(key), {}, None, 0.2)))
+        grid._turn(0.1)
+        assert process.wait(PATIENCE) == -signal.SIGKILL
+    assert not list(grid.pull_messages([key]))
 
 
 @pytest.mark.parametrize("method", [pytest.param("ua-pdfl", marks=pytest.mark.slow), "pfps-lwc"])
