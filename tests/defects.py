@@ -2285,6 +2285,12 @@ DEFECTS: list[Defect] = [
             'about | {"file": None}',
             VERIFY,
         ),
+        (
+            "results name a commit that did not run",
+            "code = self._commit if self.engine.warm else commit(self._app)",
+            "code = commit(self._app)",
+            f"{EXPERIMENTS}::test_results_name_the_commit_whose_code_ran",
+        ),
     ),
     *_of(
         "evidence",

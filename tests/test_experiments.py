@@ -921,6 +921,20 @@ def test_runs_at_the_same_time_have_the_same_numbers(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.thorough
+def test_results_name_the_commit_whose_code_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is committed while runs are made is not what their processes have loaded."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    now = iter(["at the beginning", "meanwhile", "later"])
+    monkeypatch.setattr("results.runs.commit", lambda _: next(now))
+    spec = RunSpec({"method": "fedper", "rounds": 1, "local-epochs": 1}, "num-supernodes=2 init-args-num-cpus=1")
+    runs = Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
+    assert not run_missing(runs, [Job(spec, "", lambda run: "")], keep_models=False)
+    outcome = runs.outcome(spec)
+    assert outcome is not None
+    assert outcome.about["commit"] == "at the beginning"
+
+
+@pytest.mark.thorough
 def test_a_run_that_used_no_reply_failed_and_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)
     keys = {"method": "fedper", "rounds": 2, "local-epochs": 1, "lr": 1e30}
