@@ -31,7 +31,8 @@ def read_config(values: Mapping[str, Any]) -> tuple[RunConfig, type[FloretStrate
     return config, strategy, parameters
 
 
-# Keys that may differ when a run is resumed: none of them changes what is computed.
+# Keys that may differ when a run is resumed: none changes the rounds that are made, but as docs/configuration.md says
+# of rounds and min-replies.
 _FREE = (
     *("rounds", "evaluate-every", "min-clients", "min-replies", "round-timeout", "return-timeout"),
     *("checkpoint-every", "resume", "device", "data-dir", "download", "output-dir", "client-state"),
