@@ -16,7 +16,9 @@ from common.local_superlink import check_local_superlink, environment_of, use_ow
 from tests.conftest import BIN, PATIENCE, free_port, wait_for_port
 from tests.harness import ROOT
 
-pytestmark = pytest.mark.skipif(
+# Elsewhere nothing shows whose a SuperLink is; test_one_of_another_user_is_refused has, in its last lines, what is done
+# there, and runs on every system.
+needs_proc = pytest.mark.skipif(
     not Path("/proc/net/tcp").exists(),
     reason="check_local_superlink reads /proc/net/tcp and does nothing on a system without it",
 )
@@ -78,6 +80,7 @@ def floret(*arguments: str | Path, **variables: str) -> subprocess.CompletedProc
     )
 
 
+@needs_proc
 @pytest.mark.thorough
 def test_a_simulation_of_another_environment_is_refused(tmp_path: Path, other: Path) -> None:
     port, home = free_port(), tmp_path / "flwr"
@@ -115,6 +118,7 @@ def test_a_simulation_of_another_environment_is_refused(tmp_path: Path, other: P
         os.kill(pid, 0)
 
 
+@needs_proc
 @pytest.mark.thorough
 def test_the_environment_that_runs_the_apps_counts(
     tmp_path: Path, other: Path, monkeypatch: pytest.MonkeyPatch
@@ -128,6 +132,7 @@ def test_the_environment_that_runs_the_apps_counts(
         check_local_superlink()
 
 
+@needs_proc
 @pytest.mark.thorough
 def test_one_with_real_nodes_was_chosen(tmp_path: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "flwr"
