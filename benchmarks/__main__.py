@@ -22,7 +22,7 @@ NAMES = {
     "threads": "clients that train at once on the same CPUs: one thread each, or as many as CPUs",
     "kernels": "local training with portable kernels, which give the same digits on other CPUs, against native ones",
     "privacy": "lower bounds of epsilon by canaries, against the claim; a private step against one without privacy",
-    "gpu": "clients a second on a CUDA device: by one and several processes, the same by hand",
+    "gpu": "training on a CUDA device against the same by hand; rounds with several clients at once on one GPU",
 }
 
 

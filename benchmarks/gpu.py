@@ -1,19 +1,29 @@
-"""Clients a second on a CUDA device: Floret's training by one and by several processes, and the same by hand."""
+"""Training on a CUDA device: Floret's and the same by hand, and rounds with several clients at once on one GPU."""
 
+import json
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
+from statistics import median
+from typing import Any
 
+import numpy as np
 import torch
 
-from benchmarks.measure import Row, pair, together
-from benchmarks.training import Case, Ours, Theirs, check
+from benchmarks.measure import Row, pair
+from benchmarks.training import EPOCHS, Case, Ours, Theirs, check
+from tests.harness import ROOT
 
-CASES = (Case("fedper", "cnn2", 64, 640), Case("fedper", "resnet18", 64, 640), Case("pfakd", "resnet18", 64, 640))
-AT_ONCE = (2, 4)
-SECONDS = 10.0
+CASES = (
+    Case("fedper", "cnn3", 128, 5120),
+    Case("pfakd", "cnn3", 128, 5120),
+    Case("fedper", "resnet18", 64, 1280),
+    Case("pfakd", "resnet18", 64, 1280),
+)
+AT_ONCE = (4, 16)
+CLIENTS, SAMPLES, ROUNDS = 32, 2000, 2
 
 
 def run(repeats: int) -> list[Row]:
@@ -21,38 +31,27 @@ def run(repeats: int) -> list[Row]:
     if not torch.cuda.is_available():
         print("gpu: PyTorch sees no CUDA device here; nothing is measured", file=sys.stderr)
         return []
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for case in CASES:
-            rows.append(_by_hand(case, Path(folder), max(repeats, 5)))
-    for case in CASES:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rows = [_by_hand(case, folder, max(repeats, 5)) for case in CASES]
+        images = folder / "images.npz"
+        x = np.random.default_rng(0).integers(0, 256, (CLIENTS * SAMPLES, 32, 32, 3), dtype=np.uint8)
+        y = np.arange(len(x)) % 10
+        np.savez(images, x_train=x[100:], y_train=y[100:], x_test=x[:100], y_test=y[:100])
+        alone = [_round(images, folder / f"1-{i}", 1) for i in range(repeats)]
         for several in AT_ONCE:
-            samples = [
-                (together(several, SECONDS, prepare, case), together(1, SECONDS, prepare, case))
-                for _ in range(max(repeats, 3))
-            ]
-            rows.append(pair(f"gpu: {case}; {several} processes at once, one", "clients/s", samples, "times one"))
+            together = [_round(images, folder / f"{several}-{i}", several) for i in range(repeats)]
+            what = f"gpu: a round of {CLIENTS} clients, {several} at once, one at a time"
+            samples = list(zip(together, alone, strict=True))
+            rows.append(pair(what, "s", samples, "times faster", inverse=True))
     return rows
 
 
-def prepare(case: Case) -> Callable[[], float]:
-    """Return a function that runs a client's whole round on the GPU and returns 1, the clients done."""
-    folder = tempfile.TemporaryDirectory()
-    ours = Ours(case, Path(folder.name), "cuda")
-
-    def work() -> float:
-        assert folder  # holds the client's state for as long as it trains
-        ours.fit()
-        return 1.0
-
-    return work
-
-
 def _by_hand(case: Case, folder: Path, repeats: int) -> Row:
-    """Compare the training of one client; a GPU sums in another order, so the check has a large tolerance."""
+    """Compare the training of one client in turns, in samples a second."""
     ours = Ours(case, folder, "cuda")
     theirs = Theirs(ours)
-    check(ours, theirs, tolerance=0.05)
+    check(ours, theirs, tolerance=0.01)
     samples = []
     for _ in range(repeats):
         speeds = []
@@ -63,6 +62,26 @@ def _by_hand(case: Case, folder: Path, repeats: int) -> Row:
             started = time.perf_counter()
             what.train()
             torch.cuda.synchronize()
-            speeds.append(1 / (time.perf_counter() - started))
+            speeds.append(EPOCHS * case.samples / (time.perf_counter() - started))
         samples.append((speeds[0], speeds[1]))
-    return pair(f"gpu: {case}; by hand", "clients/s", samples, "times by hand")
+    row = pair(f"gpu: {case}; by hand", "samples/s", samples, "times by hand")
+    print(f"  {row.name}: {row.ours:.0f} samples/s, {row.ratio:.3f}", file=sys.stderr, flush=True)
+    return row
+
+
+def _round(images: Path, folder: Path, at_once: int) -> float:
+    """Return the seconds of a round of the local engine on one GPU."""
+    keys: dict[str, Any] = {"dataset": "npz", "data-dir": str(images), "partition": "iid", "method": "pfakd"}
+    keys |= {"model": "cnn3", "batch-size": 128, "local-epochs": 5, "rounds": ROUNDS, "output-dir": str(folder)}
+    federation = f"num-supernodes={CLIENTS} client-resources-num-cpus=1 client-resources-num-gpus={1 / at_once} "
+    federation += f"init-args-num-cpus={at_once} init-args-num-gpus=1"
+    said = " ".join(f"{key}={json.dumps(value)}" for key, value in keys.items())
+    command = [sys.executable, "-m", "cli.main", "run", str(ROOT), "--engine", "local", "--run-config", said]
+    done = subprocess.run([*command, "--federation-config", federation], cwd=ROOT, capture_output=True, text=True)
+    files = list(folder.glob("*/history.jsonl"))
+    if done.returncode or not files:
+        raise RuntimeError(done.stdout + done.stderr)
+    # In the first round every process starts CUDA.
+    seconds = median(float(json.loads(line)["seconds"]) for line in files[0].read_text().splitlines()[1:])
+    print(f"  {at_once} at once: {seconds:.2f} s", file=sys.stderr, flush=True)
+    return seconds

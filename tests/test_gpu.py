@@ -1,16 +1,20 @@
 """Every method on a real GPU; ``tests.test_rehearsal`` is what can be seen without one."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from flwr.app import Message
 
 from client_app.app import app
 from client_app.runtime import device_of, training_type
 from common.seeds import torch_generator
+from common.wire import DENSE, SPARSE
 from models import build_model
+from strategies.fedkd import LEFT, RIGHT
 from tests.harness import checkpointed, equal, federate, kept, personal, timeless
 from tests.test_papers import write_images
 from tests.test_rehearsal import CASES, MORE, NODE, last, learned, told
@@ -24,11 +28,31 @@ def _there_is_a_gpu() -> None:
     assert torch.cuda.is_available(), "PyTorch sees no NVIDIA GPU here"
 
 
+def read(reply: Message) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return what a reply says: sparse tensors with zeros where nothing is, two factors as their product."""
+    arrays = {}
+    for name, array in reply.content.array_records.get("arrays", {}).items():
+        if array.stype == DENSE:
+            arrays[name] = array.numpy()
+            continue
+        size = math.prod(array.shape)
+        there = np.unpackbits(np.frombuffer(array.data[: -(-size // 8)], np.uint8), count=size).astype(bool)
+        arrays[name] = there.astype(np.float32)
+        if array.stype == SPARSE:
+            arrays[name][there] = np.frombuffer(array.data[-(-size // 8) :], np.float32)
+    for name in [name.removesuffix(LEFT) for name in arrays if name.endswith(LEFT)]:
+        arrays[name] = arrays.pop(name + LEFT) @ arrays.pop(name + RIGHT)
+    return arrays, told(reply)[1]
+
+
 @pytest.mark.parametrize(("method", "model"), [case.values[0] for case in CASES])
 def test_a_message_gives_on_a_gpu_what_it_gives_on_the_cpu(tmp_path: Path, method: str, model: str) -> None:
     outcome = learned(tmp_path, method, model)
     context, message = outcome.grid.contexts[NODE], last(outcome)
-    near, state = told(app(message, context)), kept(context).load()
+    answer = app(message, context)
+    near, metrics = read(answer)
+    sparse = {name for name, array in answer.content.array_records.get("arrays", {}).items() if array.stype == SPARSE}
+    state = kept(context).load()
     context.run_config["device"] = "cuda"
     if method == "ua-pdfl":
         assert "plan" in app(last(outcome, "query.plan"), context).content
@@ -36,13 +60,16 @@ def test_a_message_gives_on_a_gpu_what_it_gives_on_the_cpu(tmp_path: Path, metho
     reply = app(message, context)
     assert torch.cuda.max_memory_allocated() > 0
     assert "error" not in reply.content, reply.content["error"]
-    far, after = told(reply), kept(context).load()
-    assert far[0].keys() == near[0].keys()
-    for name, array in near[0].items():
-        np.testing.assert_allclose(far[0][name], array, rtol=1e-3, atol=1e-4, err_msg=name)
-    assert far[1].keys() == near[1].keys()
-    for key, value in near[1].items():
-        assert far[1][key] == pytest.approx(value, rel=1e-3, abs=1e-4), key
+    after = kept(context).load()
+    far, far_metrics = read(reply)
+    assert far.keys() == near.keys()
+    for name, array in near.items():
+        # Where the largest values are sent, two that are nearly equal may change places.
+        other = ~np.isclose(far[name], array, rtol=1e-3, atol=1e-4)
+        assert other.mean() <= (0.02 if name in sparse else 0), f"{name}: {other.sum()} of {other.size}"
+    assert far_metrics.keys() == metrics.keys()
+    for key, value in metrics.items():
+        assert far_metrics[key] == pytest.approx(value, rel=1e-3, abs=1e-4), key
     assert after.keys() == state.keys()
     for name, tensor in state.items():
         torch.testing.assert_close(after[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
@@ -64,21 +91,17 @@ def test_the_same_config_gives_the_same_history_on_a_gpu(tmp_path: Path, method:
 
 @pytest.mark.parametrize("name", ["cnn3", "cnn5-wide-bn", "resnet18", "vgg11"])
 def test_a_network_computes_in_float32(name: str) -> None:
-    device = device_of("cuda")
     model = build_model(name, (3, 32, 32), 10, 1, torch_generator(0, "model"))
     x, y = torch.rand(64, 3, 32, 32, generator=torch_generator(0, "images")), torch.arange(64) % 10
-    exact = {n: p.detach().double() for n, p in model.named_parameters()}
 
-    def gradients(where: torch.device, kind: torch.dtype) -> list[torch.Tensor]:
-        model.to(where, kind).load_state_dict(exact, strict=False)
-        model.zero_grad()
-        torch.nn.functional.cross_entropy(model(x.to(where, kind)), y.to(where)).backward()
-        return [p.grad.cpu().double() for p in model.parameters() if p.grad is not None]
+    def gradients(device: torch.device) -> list[torch.Tensor]:
+        model.to(device).zero_grad()
+        torch.nn.functional.cross_entropy(model(x.to(device)), y.to(device)).backward()
+        return [p.grad.cpu() for p in model.parameters() if p.grad is not None]
 
-    true, far = gradients(torch.device("cpu"), torch.float64), gradients(device, torch.float32)
-    for one, other in zip(true, far, strict=True):
+    for near, far in zip(gradients(torch.device("cpu")), gradients(device_of("cuda")), strict=True):
         # With TF32 it is about 1e-3.
-        assert float((one - other).norm() / one.norm()) < 1e-4
+        assert float((near - far).norm()) <= 1e-4 * float(near.norm()) + 1e-7
 
 
 def test_auto_is_bfloat16_on_a_gpu_that_has_it() -> None:

@@ -34,6 +34,8 @@ NODE = 1000
 # What else of a method computes on the device.
 MORE: dict[str, dict[str, Any]] = {
     "pfakd": {"pfakd__attention_transfer": True},
+    # With the others' learning rate it diverges, and then the last digit decides.
+    "fedpa": {"lr": 0.005},
     # All of its peers' extractors are asked for, whatever has been learned.
     "ua-pdfl": {"ua_pdfl__th": -1.0},
 }
