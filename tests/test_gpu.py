@@ -97,7 +97,7 @@ def test_a_network_computes_in_float32(name: str) -> None:
     def gradients(device: torch.device) -> list[torch.Tensor]:
         model.to(device).zero_grad()
         torch.nn.functional.cross_entropy(model(x.to(device)), y.to(device)).backward()
-        return [p.grad.cpu() for p in model.parameters() if p.grad is not None]
+        return [p.grad.clone().cpu() for p in model.parameters() if p.grad is not None]
 
     for near, far in zip(gradients(torch.device("cpu")), gradients(device_of("cuda")), strict=True):
         # With TF32 it is about 1e-3.
