@@ -100,8 +100,8 @@ def test_a_network_computes_in_float32(name: str) -> None:
         return [p.grad.clone().cpu() for p in model.parameters() if p.grad is not None]
 
     for near, far in zip(gradients(torch.device("cpu")), gradients(device_of("cuda")), strict=True):
-        # With TF32 it is about 1e-3.
-        assert float((near - far).norm()) <= 1e-4 * float(near.norm()) + 1e-7
+        # With TF32 it is 0.02 to 0.1. Under batch normalisation the terms of a sum nearly cancel out.
+        assert float((near - far).norm()) <= 0.005 * float(near.norm()) + 1e-5
 
 
 def test_auto_is_bfloat16_on_a_gpu_that_has_it() -> None:
