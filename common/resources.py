@@ -76,7 +76,7 @@ class Resources:
         if not share:
             workers = min(workers, clients)
             return cls(clients, workers, cpus, ((),) * workers)
-        places = _gpus(share, int(said["init-args-num-gpus"]) or _count_gpus())[place::runs][: min(workers, clients)]
+        places = _gpus(share, int(said["init-args-num-gpus"]) or count_gpus())[place::runs][: min(workers, clients)]
         if not places:
             raise ConfigError(
                 f"--federation-config client-resources-num-gpus={share:g}: too much for each of {runs} runs at once"
@@ -114,7 +114,8 @@ def _numbers(said: Mapping[str, str], engine: str, others: Iterable[str] = ()) -
     return found
 
 
-def _count_gpus() -> int:
+def count_gpus() -> int:
+    """Return how many GPUs this process sees."""
     # It asks the driver's library and leaves CUDA alone: what has used CUDA cannot be forked.
     import torch
 

@@ -19,6 +19,7 @@ from flwr.app import Context, RecordDict
 import data
 from common.errors import ConfigError, FloretError
 from common.forks import fork
+from common.resources import count_gpus
 from engine.display import display
 from engine.grid import EngineGrid
 from engine.plan import Plan
@@ -51,6 +52,12 @@ def prepare(plan: Plan) -> None:
             "client-resources-num-cpus in --federation-config"
         )
     check_setup(config, kind, parameters, plan.resources.clients)
+    if not any(plan.resources.gpus):
+        share = "client-resources-num-gpus=0.25 in --federation-config lets four share one"
+        if config.device.startswith("cuda"):
+            raise ConfigError(f"device = {config.device!r}: clients get no GPU; {share}")
+        if config.device == "auto" and count_gpus():
+            log.info("Clients compute on CPUs and get no GPU of this machine; %s", share)
     data.load_client(config, 0, plan.resources.clients)
     # What is there now stays: the forks' collector need not go through it, which would also copy its pages.
     gc.collect()

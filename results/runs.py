@@ -106,6 +106,9 @@ class Engine(Protocol):
             ConfigError: the federation config cannot be read.
         """
 
+    def gpus(self, federation: str) -> bool:
+        """Return whether clients of a run may have computed on GPUs."""
+
     def run(
         self, keys: Mapping[str, Any], values: Mapping[str, Any], federation: str, log: Path, watch: Callable[[], None]
     ) -> None:
@@ -165,6 +168,10 @@ class LocalEngine:
         """Return how many clients a run has; see ``Engine``."""
         # The last of the parts is the smallest.
         return Resources.of([federation], (self.at_once - 1, self.at_once)).clients
+
+    def gpus(self, federation: str) -> bool:
+        """Return whether clients got GPUs; see ``Engine``."""
+        return any(Resources.of([federation], (0, self.at_once)).gpus)
 
     def run(
         self, keys: Mapping[str, Any], values: Mapping[str, Any], federation: str, log: Path, watch: Callable[[], None]
@@ -269,6 +276,10 @@ class RayEngine:
     def clients(self, federation: str) -> int | None:
         """Return how many clients a run has; see ``Engine``."""
         return simulated_clients([federation], self._superlink)
+
+    def gpus(self, federation: str) -> bool:
+        """Return True, as the SuperLink may give some by a config of its own; see ``Engine``."""
+        return True
 
     def run(
         self, keys: Mapping[str, Any], values: Mapping[str, Any], federation: str, log: Path, watch: Callable[[], None]
@@ -479,16 +490,17 @@ class Runs:
             "config": {k: v for k, v in self.config(spec).items() if k not in PLACES},
             "federation-config": spec.federation,
             "commit": code,
-            "machine": self._machine() | _portable(config),
+            "machine": self._machine(spec.federation) | _portable(config),
             "started": config.get("started"),
             "resumed": len(config.get("resumed", [])),
             "versions": config.get("versions"),
         }
 
-    def _machine(self) -> dict[str, Any]:
-        """Return this machine, with the CPUs that a run has at least."""
+    def _machine(self, federation: str) -> dict[str, Any]:
+        """Return this machine, with the CPUs that a run has at least, and without GPUs if its clients got none."""
         found = machine()
-        return found | {"cpus": max(1, found["cpus"] // self.engine.at_once)}
+        gpus = found["gpus"] if self.engine.gpus(federation) else []
+        return found | {"cpus": max(1, found["cpus"] // self.engine.at_once), "gpus": gpus}
 
 
 @dataclass(frozen=True)

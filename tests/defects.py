@@ -2352,6 +2352,32 @@ DEFECTS: list[Defect] = [
         ("each of several runs takes the same GPU", "[place::runs]", "[::runs]", ENGINE),
     ),
     *_of(
+        "engine",
+        "engine/supervisor.py",
+        (
+            "a run on a GPU starts with clients that get none",
+            'if config.device.startswith("cuda"):',
+            'if config.device.startswith("cuda") and plan.resources.workers == 0:',
+            ENGINE,
+        ),
+        (
+            "that clients get no GPU is not told",
+            'if config.device == "auto" and count_gpus():',
+            'if config.device == "cuda" and count_gpus():',
+            ENGINE,
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/runs.py",
+        (
+            "results name a GPU that no client got",
+            'found["gpus"] if self.engine.gpus(federation) else []',
+            'found["gpus"]',
+            EXPERIMENTS,
+        ),
+    ),
+    *_of(
         "evidence",
         "common/kernels.py",
         (

@@ -1,6 +1,8 @@
 """The local engine: the same numbers as every other way to run a federation, and what happens when processes end."""
 
+import gc
 import json
+import logging
 import os
 import pty
 import re
@@ -25,6 +27,8 @@ from common.errors import ConfigError
 from common.resources import Resources
 from engine.grid import EngineGrid, _Worker
 from engine.parcels import Answer, to_bytes
+from engine.plan import Plan
+from engine.supervisor import prepare
 from models import build_model
 from server_app.settings import read_config
 from strategies.core import Setup
@@ -295,6 +299,7 @@ def test_nothing_is_left_when_the_engine_is_killed(runner: Runner) -> None:
         ("lr=0.0", [], "lr = 0.0: "),
         ('dataset="mnist"', [], "dataset mnist needs data-dir"),
         ("threads=2", [], "threads = 2: each client has 1 CPU(s)"),
+        ('device="cuda"', [], "device = 'cuda': clients get no GPU; client-resources-num-gpus=0.25 in --federation-c"),
         ("", ["--federation-config", "num-supernodes=0"], "--federation-config num-supernodes=0: must be a whole"),
         ("", ["--federation-config", "supernodes=3"], "--federation-config supernodes: the local engine knows"),
         (
@@ -357,7 +362,7 @@ def test_a_resident_model_has_no_traces_of_the_client_before(tmp_path: Path) -> 
 
 def test_resources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("common.resources.own_cpus", lambda: 8)
-    monkeypatch.setattr("common.resources._count_gpus", lambda: 2)
+    monkeypatch.setattr("common.resources.count_gpus", lambda: 2)
     assert Resources.of([]) == Resources(10, 8, 1, ((),) * 8)
     assert Resources.of(["num-supernodes=3"]) == Resources(3, 3, 1, ((),) * 3)
     assert Resources.of(["num-supernodes=30 client-resources-num-cpus=3"]) == Resources(30, 2, 3, ((),) * 2)
@@ -394,6 +399,23 @@ def test_resources(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         with pytest.raises(ConfigError, match=wrong):
             Resources.of([text])
+
+
+@pytest.mark.parametrize(("device", "gpus", "said"), [("auto", 1, True), ("auto", 0, False), ("cpu", 1, False)])
+def test_a_gpu_that_no_client_gets_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    device: str,
+    gpus: int,
+    said: bool,
+) -> None:
+    monkeypatch.setattr("engine.supervisor.count_gpus", lambda: gpus)
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    with caplog.at_level(logging.INFO, "flwr"):
+        prepare(Plan.of(run_config(tmp_path, device=device), []))
+    gc.unfreeze()
+    assert ("Clients compute on CPUs and get no GPU of this machine" in caplog.text) == said
 
 
 def test_data_are_read_once_for_all_processes(runner: Runner, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from results.experiment import Claim, Data, Experiment, PlannedRun, Verdict, sel
 from results.fit import Fit, Trial, baselines
 from results.history import ClientRound, History, Round, Scores, Traffic
 from results.measured import GLOBAL_MODEL, READINGS, Accuracies, MeasuredRun, Records, thin_curve
-from results.runs import Job, LocalEngine, Runs, RunSpec, commit, run_missing
+from results.runs import Job, LocalEngine, RayEngine, Runs, RunSpec, commit, run_missing
 from results.tables import ExperimentResults
 from server_app.settings import read_config
 from server_app.setup import check_run
@@ -1106,3 +1106,13 @@ def test_what_a_scale_and_a_measure_need_is_checked_first(
     assert isinstance(ended.exception, ConfigError)
     assert str(ended.exception).startswith(f"real, One, IID: {line}")
     assert "\n" not in str(ended.exception)
+
+
+def test_results_name_the_gpus_that_clients_got(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("common.resources.count_gpus", lambda: 1)
+    monkeypatch.setattr("results.runs.machine", lambda: {"cpus": 4, "cpu": "one", "gpus": ["another"]})
+    local, ray = (Runs(ROOT, tmp_path, check_run, engine) for engine in (LocalEngine(ROOT), RayEngine(ROOT)))
+    assert local._machine("client-resources-num-gpus=0.5")["gpus"] == ["another"]
+    assert local._machine("") == {"cpus": 4, "cpu": "one", "gpus": []}
+    # Its SuperLink may give them by a config of its own.
+    assert ray._machine("")["gpus"] == ["another"]
