@@ -39,6 +39,9 @@ from results.text import countdown
 
 # Keys that change where a run finds and leaves its files, not what it computes.
 PLACES = ("output-dir", "data-dir", "download", "resume", "tensorboard", "tracker")
+# What of a federation config only says how clients share a machine.
+_FEDERATION = "--federation-config"
+_SHARED = re.compile(r"(?:^|\s+)(?:client-resources-num-gpus|init-args-num-[cg]pus)=\S+")
 # Keys that mean nothing in a simulation.
 _REAL_NODES = ("return-timeout",)
 # On disk a run is a cell of its table: folders of runs that are done keep their names.
@@ -386,7 +389,7 @@ class Runs:
     def folder(self, spec: RunSpec) -> Path:
         """Return the folder of a run.
 
-        Its name depends on all keys but those of other methods, of places and of real nodes.
+        Its name depends on all keys but those of other methods, of places and of real nodes, and on the clients.
         """
         return self._folder / self._name(self.config(spec), spec.federation)
 
@@ -396,8 +399,8 @@ class Runs:
 
     def differences(self, about: Mapping[str, Any], spec: RunSpec) -> list[str]:
         """Return a text for each key, and the federation config, in which a run whose ``about`` was kept is another."""
-        then = _computed({**self.defaults, **about["config"]}) | {"--federation-config": about["federation-config"]}
-        now = _computed(self.config(spec)) | {"--federation-config": spec.federation}
+        then = _computed({**self.defaults, **about["config"]}, about["federation-config"])
+        now = _computed(self.config(spec), spec.federation)
         return [
             f"{key}={json.dumps(then.get(key))} (here {json.dumps(now.get(key))})"
             for key in sorted(then.keys() | now.keys())
@@ -406,7 +409,9 @@ class Runs:
 
     @staticmethod
     def _name(config: Mapping[str, Any], federation: str) -> str:
-        text = json.dumps([_computed(config), federation], sort_keys=True)
+        computed = _computed(config, federation)
+        clients = computed.pop(_FEDERATION)
+        text = json.dumps([computed, clients], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def done(self, spec: RunSpec) -> bool:
@@ -680,9 +685,18 @@ def _portable(config: Mapping[str, Any]) -> dict[str, str]:
     return {"kernels": kinds.pop()} if len(kinds) == 1 and NATIVE not in kinds else {}
 
 
-def _computed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a config that change what a run computes."""
-    return {key: value for key, value in own_keys(config).items() if key not in PLACES + _REAL_NODES}
+def clients_alone(federation: str) -> str:
+    """Return a federation config without what only says how its clients share a machine."""
+    return _SHARED.sub("", federation).strip()
+
+
+def _computed(config: Mapping[str, Any], federation: str) -> dict[str, Any]:
+    """Return the keys of a config, and the part of a federation config, that change what a run computes.
+
+    On how many processes and GPUs the same numbers come out, as on another machine, but for their last digits.
+    """
+    keys = {key: value for key, value in own_keys(config).items() if key not in PLACES + _REAL_NODES}
+    return keys | {_FEDERATION: clients_alone(federation)}
 
 
 def _last_run(folder: Path) -> Path | None:

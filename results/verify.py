@@ -8,10 +8,11 @@ from typing import Any, Self
 
 from common.errors import ConfigError, FloretError
 from common.kernels import NATIVE
+from common.resources import count_gpus
 from results.experiment import Data, PlannedRun
 from results.history import Json
 from results.measured import ENVIRONMENT, Accuracies, MeasuredRun, loaded
-from results.runs import Outcome, RunSpec
+from results.runs import Outcome, RunSpec, clients_alone
 
 _WHENS = ("before", "after")
 _WANTED = "a JSON file that floret reproduce or floret fit wrote, such as docs/results/pfakd-table1.json"
@@ -67,7 +68,7 @@ class Recorded:
         ]
 
     def at(self, data: Data) -> Self:
-        """Return the same with a run to make that reads its data where they are here.
+        """Return the same with a run to make here: where its data are, and without GPUs if there are none.
 
         Raises:
             ConfigError: it read an npz file, and not exactly one is given; or it did not, and one is given in its
@@ -90,7 +91,10 @@ class Recorded:
                 raise ConfigError(
                     f"--data {name}={where['data-dir']}: the run {self.place.label} read {name} itself; give its folder"
                 )
-        spec = RunSpec({**config, **where, "download": data.download}, self.place.spec.federation)
+        federation = self.place.spec.federation
+        if not count_gpus():
+            federation = clients_alone(federation)
+        spec = RunSpec({**config, **where, "download": data.download}, federation)
         return replace(self, place=replace(self.place, spec=spec))
 
 

@@ -2371,6 +2371,12 @@ DEFECTS: list[Defect] = [
         "evidence",
         "results/runs.py",
         (
+            "a run with more processes is another run",
+            "return keys | {_FEDERATION: clients_alone(federation)}",
+            "return keys | {_FEDERATION: federation}",
+            EXPERIMENTS,
+        ),
+        (
             "results name a GPU that no client got",
             'found["gpus"] if self.engine.gpus(federation) else []',
             'found["gpus"]',

@@ -272,6 +272,13 @@ def test_a_run_is_the_same_wherever_its_data_are(tmp_path: Path) -> None:
     )
     assert runs.folder(here) != runs.folder(RunSpec({"method": "fedper", "lr": 0.02}, here.federation))
     assert runs.folder(here) != runs.folder(RunSpec(here.keys, "num-supernodes=3"))
+    # Nor does it depend on how its clients share a machine.
+    for federation in (
+        "num-supernodes=2 client-resources-num-gpus=0.25 init-args-num-cpus=4",
+        "init-args-num-gpus=1 num-supernodes=2",
+    ):
+        assert runs.folder(here) == runs.folder(RunSpec(here.keys, federation))
+    assert runs.folder(here) != runs.folder(RunSpec(here.keys, "num-supernodes=2 client-resources-num-cpus=2"))
 
 
 def test_only_some_runs(tmp_path: Path) -> None:

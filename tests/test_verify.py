@@ -67,6 +67,18 @@ def test_the_data_of_a_run(tmp_path: Path) -> None:
         one.at(Data.of([f"cifar10={npz}"], False))
 
 
+def test_a_run_of_a_gpu_is_made_again_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = results(tmp_path / "a.json", {"One": "digits"})
+    content = json.loads(file.read_text())
+    shared = "num-supernodes=4 client-resources-num-gpus=0.5 init-args-num-cpus=2"
+    content["runs"][0]["federation-config"] = shared
+    file.write_text(json.dumps(content))
+    (one,) = Recorded.read(file)
+    for gpus, federation in ((1, shared), (0, "num-supernodes=4")):
+        monkeypatch.setattr("results.verify.count_gpus", lambda gpus=gpus: gpus)
+        assert one.at(NOWHERE).place.spec.federation == federation
+
+
 def told(file: Path, *places: str) -> list[str]:
     data = Data.of(places, False)
     return other_files((one.run, one.at(data).place.spec) for one in Recorded.read(file))
