@@ -73,12 +73,12 @@ def device_of(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-        if device.type == "cuda":
-            _add_in_order()
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"device = {name!r}: not available here ({reason}); try auto or cpu") from error
+    if device.type == "cuda":
+        _add_in_order()
     return device
 
 

@@ -2353,6 +2353,11 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "engine",
+        "client_app/runtime.py",
+        ("on a GPU sums have no order", "        _add_in_order()\n", "        pass\n", "tests/test_runtime.py"),
+    ),
+    *_of(
+        "engine",
         "engine/supervisor.py",
         (
             "a run on a GPU starts with clients that get none",

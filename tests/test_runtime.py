@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,6 +97,25 @@ def test_devices(config: RunConfig) -> None:
     for name in ("gpu", "cuda:99"):
         with pytest.raises(ConfigError, match=f"device = '{name}': not available here"):
             device_of(name)
+
+
+def test_on_a_gpu_sums_have_an_order_and_float32_its_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: None)  # which finds a GPU
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    kinds: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [(kind, kind.allow_tf32) for kind in kinds]
+    try:
+        assert device_of("cpu").type == "cpu"
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert device_of("cuda").type == "cuda"
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not any(kind.allow_tf32 for kind in kinds)
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"  # the user's own
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+        for kind, allowed in before:
+            kind.allow_tf32 = allowed
 
 
 def test_a_run_directory_that_is_on_another_machine_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
