@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import Row, pair, peak_memory
+from benchmarks.measure import Row, image_pool, pair, peak_memory
 from common.home import importing_from
 from tests.conftest import BIN, Simulator, running_simulator
 from tests.harness import ROOT
@@ -64,7 +64,7 @@ class _Bench:
     def rounds(self, repeats: int) -> list[Row]:
         """Return the row of rounds that are almost all training."""
         clients, samples = 20, 2000
-        keys: dict[str, Any] = {"dataset": "npz", "data-dir": str(self._images(clients * samples)), "partition": "iid"}
+        keys: dict[str, Any] = {"dataset": "npz", "data-dir": self._images(clients * samples), "partition": "iid"}
         keys |= {"model": "cnn3", "method": "fedper", "local-epochs": 5, "batch-size": 64, "rounds": 2}
         both = [
             (
@@ -83,7 +83,7 @@ class _Bench:
         federation = "num-supernodes=20 client-resources-num-cpus=1"
         copies = []
         for start in (self._local, self._ray):
-            large, small = (start(keys | {"data-dir": str(self._images(n))}, federation).megabytes for n in POOLS)
+            large, small = (start(keys | {"data-dir": self._images(n)}, federation).megabytes for n in POOLS)
             copies.append((large - small) / ((POOLS[0] - POOLS[1]) * 3 * 32 * 32 / 1e6))
         return [pair("copies of a pool like CIFAR-10 in memory", "", [(copies[0], copies[1])], "of Ray's")]
 
@@ -127,7 +127,7 @@ class _Bench:
     def jobs(self, repeats: int) -> list[Row]:
         """Return the row of a sweep whose runs leave a worker without a client: three clients a round for two."""
         clients, samples = 10, 2000
-        keys: dict[str, Any] = {"dataset": "npz", "data-dir": str(self._images(clients * samples)), "partition": "iid"}
+        keys: dict[str, Any] = {"dataset": "npz", "data-dir": self._images(clients * samples), "partition": "iid"}
         keys |= {"model": "cnn3", "method": "fedper", "participation": 0.3, "rounds": 4, "evaluate-every": 4}
         said = " ".join(f"{key}={json.dumps(value)}" for key, value in keys.items())
         both = []
@@ -179,13 +179,8 @@ class _Bench:
     def _env(self, app: Path | None = None) -> dict[str, str]:
         return self._simulator.env | {"PYTHONPATH": importing_from(app or self._simulator.app)["PYTHONPATH"]}
 
-    def _images(self, n: int) -> Path:
-        file = self._folder / f"images-{n}.npz"
-        if not file.exists():
-            x = np.random.default_rng(0).integers(0, 256, (n, 32, 32, 3), dtype=np.uint8)
-            y = np.arange(n) % 10
-            np.savez(file, x_train=x[10:], y_train=y[10:], x_test=x[:10], y_test=y[:10])
-        return file
+    def _images(self, n: int) -> str:
+        return str(image_pool(self._folder, n))
 
     def _vectors(self, clients: int) -> Path:
         file = self._folder / f"vectors-{clients}.npz"

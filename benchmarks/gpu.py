@@ -9,10 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 
-from benchmarks.measure import Row, pair
+from benchmarks.measure import Row, image_pool, pair
 from benchmarks.training import EPOCHS, Case, Ours, Theirs, check
 from tests.harness import ROOT
 
@@ -35,10 +34,7 @@ def run(repeats: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rows = [_by_hand(case, folder, max(repeats, 5)) for case in CASES]
-        images = folder / "images.npz"
-        x = np.random.default_rng(0).integers(0, 256, (CLIENTS * SAMPLES, 32, 32, 3), dtype=np.uint8)
-        y = np.arange(len(x)) % 10
-        np.savez(images, x_train=x[100:], y_train=y[100:], x_test=x[:100], y_test=y[:100])
+        images = image_pool(folder, CLIENTS * SAMPLES)
         alone = [_round(images, folder / f"1-{i}", 1) for i in range(repeats)]
         for several in AT_ONCE:
             together = [_round(images, folder / f"{several}-{i}", several) for i in range(repeats)]

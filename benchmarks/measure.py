@@ -15,6 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class Row:
@@ -92,6 +94,16 @@ def hardware() -> dict[str, object]:
     return {"cpu": cpu, "cores": cores, "python": platform.python_version()} | {
         name: version(name) for name in ("torch", "flwr", "ray", "numpy")
     }
+
+
+def image_pool(folder: Path, n: int) -> Path:
+    """Return a file of ``n`` random images like CIFAR-10's, 10 of them for testing; write it if it is not there."""
+    file = folder / f"images-{n}.npz"
+    if not file.exists():
+        x = np.random.default_rng(0).integers(0, 256, (n, 32, 32, 3), dtype=np.uint8)
+        y = np.arange(n) % 10
+        np.savez(file, x_train=x[10:], y_train=y[10:], x_test=x[:10], y_test=y[:10])
+    return file
 
 
 @contextmanager

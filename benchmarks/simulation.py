@@ -11,11 +11,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks import byhand
-from benchmarks.measure import Row, pair
+from benchmarks.measure import Row, image_pool, pair
 from common.seeds import torch_generator
 from data import load_client
 from server_app.settings import read_config
@@ -43,7 +42,7 @@ def run(repeats: int) -> list[Row]:
     rows = []
     with tempfile.TemporaryDirectory() as name, running_simulator(Path(name)) as simulator:
         for case in (Case(20, 2000), Case(100, 100)):
-            file = _data(Path(name), case)
+            file = image_pool(Path(name), case.clients * case.samples)
             keys: dict[str, Any] = {
                 "dataset": "npz",
                 "data_dir": str(file),
@@ -72,16 +71,6 @@ def run(repeats: int) -> list[Row]:
                 )
             rows.append(pair(f"a round: {case}", "s", samples, "times the bare training"))
     return rows
-
-
-def _data(folder: Path, case: Case) -> Path:
-    rng = np.random.default_rng(0)
-    n = case.clients * case.samples
-    x = rng.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8)
-    y = np.arange(n) % 10
-    file = folder / f"{case.clients}.npz"
-    np.savez(file, x_train=x[10:], y_train=y[10:], x_test=x[:10], y_test=y[:10])
-    return file
 
 
 def _bare(case: Case, keys: dict[str, Any], folder: Path) -> float:
