@@ -39,8 +39,8 @@ from results.text import countdown
 
 # Keys that change where a run finds and leaves its files, not what it computes.
 PLACES = ("output-dir", "data-dir", "download", "resume", "tensorboard", "tracker")
-# What of a federation config only says how clients share a machine.
 _FEDERATION = "--federation-config"
+# What of it only says how clients share a machine.
 _SHARED = re.compile(r"(?:^|\s+)(?:client-resources-num-gpus|init-args-num-[cg]pus)=\S+")
 # Keys that mean nothing in a simulation.
 _REAL_NODES = ("return-timeout",)
