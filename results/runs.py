@@ -34,6 +34,7 @@ from common.kernels import NATIVE, variables
 from common.local_superlink import check_local_superlink, simulated_clients, use_own_commands
 from common.resources import Part, Resources
 from common.run_config import default_config, merged
+from common.versions import versions
 from results.run import Run, read_run
 from results.text import countdown
 
@@ -45,7 +46,8 @@ _SHARED = re.compile(r"(?:^|\s+)(?:client-resources-num-gpus|init-args-num-[cg]p
 # Keys that mean nothing in a simulation.
 _REAL_NODES = ("return-timeout",)
 # On disk a run is a cell of its table: folders of runs that are done keep their names.
-_FOLDER, _ABOUT = "cells", "cell.json"
+_FOLDER, _ABOUT, _STARTS = "cells", "cell.json", "starts.json"
+_LOG = "log.txt"
 _POLL = 0.5
 _RUN_ID = re.compile(r"Successfully started run (\d+)")
 
@@ -71,7 +73,8 @@ class Outcome:
     """A finished run and the conditions it ran under.
 
     ``about`` has the ``run`` directory's name, ``config``, ``federation-config``, ``commit``, ``machine``, ``started``,
-    ``resumed`` (how often), ``versions`` and ``file``: the name of the npz file that it read, None if it read none.
+    ``resumed`` (how often), ``versions`` and ``file``: the name of the npz file that it read, None if it read none. Of
+    a run that went on with another commit, on another machine or with other versions, each of them is told in turn.
     """
 
     run: Run
@@ -461,16 +464,16 @@ class Runs:
         code = self._commit if self.engine.warm else commit(self._app)
         folder = self.folder(spec)
         folder.mkdir(parents=True, exist_ok=True)
-        log = folder / "log.txt"
+        log = folder / _LOG
         before = _last_run(folder)
         if before and not (before / "summary.json").is_file():
             _wait_for(before, watch)
             if not (before / "summary.json").is_file():
-                self._start(spec, folder, log, {"resume": str(before)} if _resumable(before) else {}, watch)
+                self._start(spec, folder, code, {"resume": str(before)} if _resumable(before) else {}, watch)
         elif before and _nothing_used(before):
-            self._start(spec, folder, log, {}, watch)
+            self._start(spec, folder, code, {}, watch)
         if not _finished(folder):
-            self._start(spec, folder, log, {}, watch)
+            self._start(spec, folder, code, {}, watch)
         run = _finished(folder)
         if not run:
             return _reason(log)
@@ -478,28 +481,34 @@ class Runs:
             return f"{nothing} (see {log})"
         if not keep_models:
             shutil.rmtree(run / "checkpoints", ignore_errors=True)
-        write_whole(folder / _ABOUT, (json.dumps(self._about(spec, run, code), indent=1) + "\n").encode())
+        _write(folder / _ABOUT, self._about(spec, run, code))
         return ""
 
     def _start(
-        self, spec: RunSpec, folder: Path, log: Path, more: Mapping[str, str], watch: Callable[[int], None]
+        self, spec: RunSpec, folder: Path, code: str, more: Mapping[str, str], watch: Callable[[int], None]
     ) -> None:
+        earlier = _starts(folder) if "resume" in more else []
+        _write(folder / _STARTS, [*earlier, self._conditions(spec, code)])
         keys = {**spec.keys, "output-dir": str(folder), **more}
         values = merged(self.defaults, keys)
-        self.engine.run(keys, values, spec.federation, log, lambda: watch(_rounds(folder)))
+        self.engine.run(keys, values, spec.federation, folder / _LOG, lambda: watch(_rounds(folder)))
 
     def _about(self, spec: RunSpec, run: Path, code: str) -> dict[str, Any]:
         config = json.loads((run / "config.json").read_text(encoding="utf-8"))
+        starts = _starts(run.parent) or [self._conditions(spec, code) | {"versions": config["versions"]}]
         return {
             "run": run.name,
             "config": {k: v for k, v in self.config(spec).items() if k not in PLACES},
             "federation-config": spec.federation,
-            "commit": code,
-            "machine": self._machine(spec.federation) | _portable(config),
+            "commit": _in_turn([start["commit"] for start in starts]),
+            "machine": _each_in_turn([start["machine"] for start in starts]) | _portable(config),
             "started": config.get("started"),
             "resumed": len(config.get("resumed", [])),
-            "versions": config.get("versions"),
+            "versions": _each_in_turn([start["versions"] for start in starts]),
         }
+
+    def _conditions(self, spec: RunSpec, code: str) -> dict[str, Any]:
+        return {"commit": code, "machine": self._machine(spec.federation), "versions": dict(versions())}
 
     def _machine(self, federation: str) -> dict[str, Any]:
         """Return this machine, with the CPUs that a run has at least, and without GPUs if its clients got none."""
@@ -697,6 +706,30 @@ def _computed(config: Mapping[str, Any], federation: str) -> dict[str, Any]:
     """
     keys = {key: value for key, value in own_keys(config).items() if key not in PLACES + _REAL_NODES}
     return keys | {_FEDERATION: clients_alone(federation)}
+
+
+def _write(file: Path, content: Any) -> None:
+    write_whole(file, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def _starts(folder: Path) -> list[dict[str, Any]]:
+    """Return the conditions of each start of the run, in order; none if an earlier version began it."""
+    file = folder / _STARTS
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+
+
+def _in_turn(values: Sequence[Any]) -> Any:
+    """Return what all parts of a run say; if they differ, texts and lists one after the other, of numbers the least."""
+    different = [value for value, before in zip(values, [None, *values[:-1]], strict=True) if value != before]
+    if isinstance(values[-1], list):
+        return list(dict.fromkeys(one for value in values for one in value))
+    if isinstance(values[-1], int):
+        return min(values)
+    return ", then ".join(value or "not known" for value in different) if len(different) > 1 else different[0]
+
+
+def _each_in_turn(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: _in_turn([part[name] for part in parts if name in part]) for name in parts[-1]}
 
 
 def _last_run(folder: Path) -> Path | None:

@@ -2291,6 +2291,12 @@ DEFECTS: list[Defect] = [
             "code = commit(self._app)",
             f"{EXPERIMENTS}::test_results_name_the_commit_whose_code_ran",
         ),
+        (
+            "of a resumed run the first commit and machine are forgotten",
+            'earlier = _starts(folder) if "resume" in more else []',
+            "earlier = []",
+            f"{EXPERIMENTS}::test_results_name_each_commit_and_machine_that_a_run_was_made_with",
+        ),
     ),
     *_of(
         "evidence",

@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +23,7 @@ from click.testing import CliRunner
 from cli.main import floret
 from common.errors import ConfigError, FloretError
 from common.registry import load_class
+from common.versions import versions
 from results.experiment import Claim, Data, Experiment, PlannedRun, Verdict, selected
 from results.fit import Fit, Trial, baselines
 from results.history import ClientRound, History, Round, Scores, Traffic
@@ -939,6 +942,37 @@ def test_results_name_the_commit_whose_code_ran(tmp_path: Path, monkeypatch: pyt
     outcome = runs.outcome(spec)
     assert outcome is not None
     assert outcome.about["commit"] == "at the beginning"
+
+
+@pytest.mark.thorough
+def test_results_name_each_commit_and_machine_that_a_run_was_made_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    keys = {"method": "fedper", "rounds": 60, "local-epochs": 1, "checkpoint-every": 1}
+    spec = RunSpec(keys, "num-supernodes=3 init-args-num-cpus=1")
+
+    def made(commit: str, cpu: str, stop_after: float) -> Runs:
+        found = {"cpus": 2, "cpu": cpu, "gpus": []}
+        monkeypatch.setattr("results.runs.commit", lambda _: commit)
+        monkeypatch.setattr("results.runs.machine", lambda: found)
+
+        def watch(rounds: int) -> None:
+            if rounds > stop_after:
+                raise FloretError("stopped by the test")
+
+        runs = Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
+        with suppress(FloretError):
+            assert not runs.run(spec, watch)
+        return runs
+
+    assert made("first", "one", 0).outcome(spec) is None
+    assert made("first", "one", 10).outcome(spec) is None
+    outcome = made("second", "another", inf).outcome(spec)
+    assert outcome is not None
+    assert (outcome.about["commit"], outcome.about["resumed"]) == ("first, then second", 2)
+    assert outcome.about["machine"] == {"cpus": 2, "cpu": "one, then another", "gpus": []}
+    assert outcome.about["versions"] == versions()
 
 
 @pytest.mark.thorough
