@@ -67,8 +67,8 @@ class RunDirectory:
 
     @classmethod
     def new(cls, config: RunConfig, run_id: int) -> Self:
-        """Make a directory under ``output-dir``."""
-        stamp = time.strftime("%Y%m%d-%H%M%S")
+        """Make a directory under ``output-dir``, named after the time in UTC, which no zone puts back."""
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         name = f"{stamp}-{config.method}-{config.dataset}-seed{config.seed}-{run_id % 16**6:06x}"
         return cls(runs_folder(config) / name)
 

@@ -265,6 +265,16 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "rounds",
+        "results/rundir.py",
+        (
+            "run directories are named by the clock of a time zone",
+            ", time.gmtime())",
+            ")",
+            f"{RESUME}::test_the_latest_run_is_the_last_to_begin_when_clocks_go_back",
+        ),
+    ),
+    *_of(
+        "rounds",
         "server_app/rounds.py",
         (
             "checkpoint-every is off by one",

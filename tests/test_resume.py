@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,12 +17,14 @@ from safetensors.numpy import load_file, save
 from client_app.app import app as client_app
 from common.durable import digest, read_manifest, write_manifest
 from common.errors import FloretError
+from common.run_config import default_config
 from common.simulation import KeptState
 from results.run import read_run
 from results.rundir import RunDirectory
 from server_app.checkpoint import Checkpoint, Checkpoints, Mail
+from server_app.settings import read_config
 from strategies.core import Client
-from tests.harness import EVERY_METHOD, ON_MLP, DirectGrid, Outcome, federate, kept, timeless
+from tests.harness import EVERY_METHOD, ON_MLP, ROOT, DirectGrid, Outcome, federate, kept, timeless
 
 CLIENTS = 5
 
@@ -277,6 +280,23 @@ def test_what_cannot_be_resumed_says_why_and_loses_nothing(tmp_path: Path) -> No
     resume(r"resume: .*checkpoints has no checkpoint to go on from: the run wrote none \(checkpoint-every = 0\)")
     with pytest.raises(FloretError, match=r"resume = 'latest': there is no run in .*empty"):
         federate(tmp_path / "empty", CLIENTS, states=tmp_path / "states", **keys, resume="latest")
+
+
+def test_the_latest_run_is_the_last_to_begin_when_clocks_go_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, *_ = read_config(default_config(ROOT) | {"output-dir": str(tmp_path), "resume": "latest"})
+    try:
+        for run, zone in ((0, "EARLY-14"), (1, "LATE+12")):
+            time.sleep(1.1 * run)
+            monkeypatch.setenv("TZ", zone)
+            time.tzset()
+            last = RunDirectory.new(config, run).path
+            (last / "config.json").write_text("{}")
+        assert RunDirectory.find(config).path == last
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_one_run_directory_has_one_run(tmp_path: Path) -> None:
