@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from select import select
 from typing import Any, Protocol
@@ -34,7 +35,6 @@ from common.kernels import NATIVE, variables
 from common.local_superlink import check_local_superlink, simulated_clients, use_own_commands
 from common.resources import Part, Resources
 from common.run_config import default_config, merged
-from common.versions import versions
 from results.run import Run, read_run
 from results.text import countdown
 
@@ -495,7 +495,7 @@ class Runs:
 
     def _about(self, spec: RunSpec, run: Path, code: str) -> dict[str, Any]:
         config = json.loads((run / "config.json").read_text(encoding="utf-8"))
-        starts = _starts(run.parent) or [self._conditions(spec, code) | {"versions": config["versions"]}]
+        starts = _starts(run.parent) or [self._conditions(spec, code)]
         return {
             "run": run.name,
             "config": {k: v for k, v in self.config(spec).items() if k not in PLACES},
@@ -504,11 +504,12 @@ class Runs:
             "machine": _each_in_turn([start["machine"] for start in starts]) | _portable(config),
             "started": config.get("started"),
             "resumed": len(config.get("resumed", [])),
-            "versions": _each_in_turn([start["versions"] for start in starts]),
+            "versions": _each_in_turn([part["versions"] for part in _parts(config) if "versions" in part]),
         }
 
     def _conditions(self, spec: RunSpec, code: str) -> dict[str, Any]:
-        return {"commit": code, "machine": self._machine(spec.federation), "versions": dict(versions())}
+        """Return what the run's own ``config.json`` does not say of a start."""
+        return {"commit": code, "machine": self._machine(spec.federation)}
 
     def _machine(self, federation: str) -> dict[str, Any]:
         """Return this machine, with the CPUs that a run has at least, and without GPUs if its clients got none."""
@@ -690,7 +691,7 @@ def machine() -> dict[str, Any]:
 
 def _portable(config: Mapping[str, Any]) -> dict[str, str]:
     """Return what a run's ``config.json`` says of its kernels, if they were the same from its start to its end."""
-    kinds = {part.get("kernels", NATIVE) for part in (config, *config.get("resumed", []))}
+    kinds = {part.get("kernels", NATIVE) for part in _parts(config)}
     return {"kernels": kinds.pop()} if len(kinds) == 1 and NATIVE not in kinds else {}
 
 
@@ -713,23 +714,35 @@ def _write(file: Path, content: Any) -> None:
 
 
 def _starts(folder: Path) -> list[dict[str, Any]]:
-    """Return the conditions of each start of the run, in order; none if an earlier version began it."""
+    """Return the conditions of each start of the run, in order; none if an earlier version began it.
+
+    Raises:
+        FloretError: the file cannot be read.
+    """
     file = folder / _STARTS
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+    try:
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+    except (OSError, ValueError) as error:
+        raise FloretError(f"{file}: cannot be read ({error}); remove {folder} to make the run again") from error
+
+
+def _parts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return what a run's ``config.json`` says of its start and of each resume."""
+    return [config, *config.get("resumed", [])]
 
 
 def _in_turn(values: Sequence[Any]) -> Any:
     """Return what all parts of a run say; if they differ, texts and lists one after the other, of numbers the least."""
-    different = [value for value, before in zip(values, [None, *values[:-1]], strict=True) if value != before]
     if isinstance(values[-1], list):
         return list(dict.fromkeys(one for value in values for one in value))
     if isinstance(values[-1], int):
         return min(values)
+    different = [value for value, _ in groupby(values)]
     return ", then ".join(value or "not known" for value in different) if len(different) > 1 else different[0]
 
 
 def _each_in_turn(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: _in_turn([part[name] for part in parts if name in part]) for name in parts[-1]}
+    return {name: _in_turn([part[name] for part in parts if name in part]) for last in parts[-1:] for name in last}
 
 
 def _last_run(folder: Path) -> Path | None:

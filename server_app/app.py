@@ -145,13 +145,14 @@ def _check_used(rounds: Sequence[Round]) -> None:
 
 def _start(config: RunConfig, context: Context) -> tuple[RunDirectory, dict[str, Any]]:
     """Return a new run directory, or that of the run to resume; and how the run began."""
-    now = {"run_id": str(context.run_id), "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    now: dict[str, Any] = {"run_id": str(context.run_id), "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     # Flower's run id may come again where the SuperLink's own files were copied or lost.
     now["start"] = secrets.token_hex(8)
+    now["versions"] = versions()
     if kernels_in_use() != NATIVE:
         now["kernels"] = kernels_in_use()
     if not config.resume:
-        return RunDirectory.new(config, context.run_id), now | {"versions": versions()}
+        return RunDirectory.new(config, context.run_id), now
     directory = RunDirectory.find(config)
     before = directory.read_config()
     check_resumable(before, context.run_config)

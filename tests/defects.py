@@ -2337,7 +2337,7 @@ DEFECTS: list[Defect] = [
         ),
         (
             "a run that went on with native kernels counts as portable",
-            'for part in (config, *config.get("resumed", []))}',
+            "for part in _parts(config)}",
             "for part in (config,)}",
             "tests/test_kernels.py",
         ),

@@ -966,13 +966,16 @@ def test_results_name_each_commit_and_machine_that_a_run_was_made_with(
             assert not runs.run(spec, watch)
         return runs
 
-    assert made("first", "one", 0).outcome(spec) is None
-    assert made("first", "one", 10).outcome(spec) is None
+    # After some rounds, so that one of them has its checkpoint.
+    assert made("first", "one", 3).outcome(spec) is None
+    (file,) = tmp_path.rglob("config.json")
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"versions": config["versions"] | {"torch": "2.0"}}))
     outcome = made("second", "another", inf).outcome(spec)
     assert outcome is not None
-    assert (outcome.about["commit"], outcome.about["resumed"]) == ("first, then second", 2)
+    assert (outcome.about["commit"], outcome.about["resumed"]) == ("first, then second", 1)
     assert outcome.about["machine"] == {"cpus": 2, "cpu": "one, then another", "gpus": []}
-    assert outcome.about["versions"] == versions()
+    assert outcome.about["versions"] == {**versions(), "torch": f"2.0, then {versions()['torch']}"}
 
 
 @pytest.mark.thorough
