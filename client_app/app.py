@@ -429,10 +429,11 @@ def export(request: Request) -> RecordDict:
     if not in_simulation():
         raise FloretError("a personal model is exported in simulation only; on a node it stays in the node's state")
     store = request.store
-    tensors = ClientState(store).load()
+    # As of the last round: what a start made that the run has gone back behind may be newer.
+    state = ClientState(store, RoundContext.of(request.scalars, request.config, over=True))
     # The run is over, so nothing earlier is asked for any more.
-    store.keep(store.versions([])[:1])
-    model = without_prefix(tensors, MODEL)
+    store.keep([state.version] if state.version else [])
+    model = without_prefix(state.load(), MODEL)
     folder, name = Path(str(request.scalars["directory"])), f"{request.name}.safetensors"
     content = RecordDict({"client": ConfigRecord({"file": name if model else ""})})
     if model and folder.is_dir():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context
+from flwr.app import ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from safetensors.numpy import save_file
 
@@ -117,7 +117,7 @@ def run(grid: Grid, context: Context) -> None:
         figures = History(rounds, config.rounds, config.evaluate_every).figures(seconds)
         summary = Summary(config, len(federation.roster), figures)
         if simulated:
-            export(grid, federation, {"directory": str(directory.personal), "session.directory": session.directory})
+            export(grid, federation, directory.personal, session)
         finished = Run.of(directory.path, directory.about, rounds, figures)
         write_report([finished], directory.path / "report.html")
         # Last: a run that has one is finished, and is not resumed any more.
@@ -235,9 +235,10 @@ def _about(federation: Federation, simulated: bool) -> dict[str, Any]:
     }
 
 
-def export(grid: Grid, federation: Federation, config: dict[str, str]) -> None:
-    """Let the clients of a simulation write their personal models into the run directory, or write what they send."""
+def export(grid: Grid, federation: Federation, folder: Path, session: Session) -> None:
+    """Let the clients of a simulation write their personal models into ``folder``, or write what they send."""
     timeout = federation.config.round_timeout
+    config = ConfigRecord({**session.scalars(), "round": federation.config.rounds, "directory": str(folder)})
     messages = [question(client.node_id, "export", config, timeout) for client in federation.roster]
     for reply in send_and_receive(grid, messages, timeout):
         name = federation.roster.at(reply.metadata.src_node_id).name
@@ -247,4 +248,4 @@ def export(grid: Grid, federation: Federation, config: dict[str, str]) -> None:
             log.error("The personal model of client %s was not exported: %s", name, reason)
             continue
         if model is not None:
-            save_file(model, Path(config["directory"]) / f"{name}.safetensors")
+            save_file(model, folder / f"{name}.safetensors")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from common.errors import FloretError
@@ -160,7 +160,7 @@ class Delivery(Grid):
     def _probe(self, item: _Open, now: float) -> Message | None:
         """Send a question after the message, or, if it is answered and the message is not, the message again."""
         if not item.probe:
-            probe = question(item.node, "describe", {}, max(item.deadline - now, 1.0))
+            probe = question(item.node, "describe", ConfigRecord(), max(item.deadline - now, 1.0))
             item.probe = next(iter(self._grid.push_messages([probe]))) or ""
             return None
         try:

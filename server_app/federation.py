@@ -28,9 +28,9 @@ _RENEWAL = 10.0
 LARGEST_MODEL = 2**30
 
 
-def question(node: int, action: str, config: dict[str, str], timeout: float) -> Message:
+def question(node: int, action: str, config: ConfigRecord, timeout: float) -> Message:
     """Return a message that asks ``node`` one thing."""
-    content = RecordDict({"config": ConfigRecord(dict(config))})
+    content = RecordDict({"config": config})
     return Message(content, node, f"{MessageType.QUERY}.{action}", ttl=timeout)
 
 
@@ -171,7 +171,7 @@ class Federation:
 
     def _ask(self, nodes: list[int]) -> None:
         if nodes:
-            messages = [question(node, "describe", {}, self.config.round_timeout) for node in nodes]
+            messages = [question(node, "describe", ConfigRecord(), self.config.round_timeout) for node in nodes]
             for node, message_id in zip(nodes, self.grid.push_messages(messages), strict=True):
                 self._pending[message_id] = _Question(node, time.monotonic(), self.roster.known(node))
 

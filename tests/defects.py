@@ -440,6 +440,16 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "state",
+        "client_app/app.py",
+        (
+            "on Ray the exported model is of a round that a resume has undone",
+            "ClientState(store, RoundContext.of(request.scalars, request.config, over=True))",
+            "ClientState(store)",
+            f"{RESUME}::test_the_personal_models_of_a_resumed_simulation_are_those_of_its_last_round",
+        ),
+    ),
+    *_of(
+        "state",
         "client_app/keeping.py",
         (
             "what the server of an ended run can go back to goes",

@@ -62,6 +62,10 @@ def keys_of(method: str) -> dict[str, Any]:
     )
 
 
+def personal(outcome: Outcome) -> list[Path]:
+    return sorted((outcome.directory / "checkpoints" / "personal").iterdir())
+
+
 def assert_same(one: Outcome, other: Outcome) -> None:
     assert timeless(one.history) == timeless(other.history)
     assert timeless(one.summary) == timeless(other.summary)
@@ -195,6 +199,18 @@ def test_a_simulation_that_is_resumed_without_checkpoints_has_its_personal_model
     directory = crash(tmp_path / "cut", tmp_path / "states", 4, **keys)
     resumed = federate(tmp_path / "cut", CLIENTS, resume=str(directory), **keys | {"checkpoint_every": 0})
     assert timeless(whole.history) == timeless(resumed.history)
+
+
+@pytest.mark.usefixtures("like_ray")
+def test_the_personal_models_of_a_resumed_simulation_are_those_of_its_last_round(tmp_path: Path) -> None:
+    """The clients of round 3 had trained when the server was lost; the run is then resumed to end after round 2."""
+    keys = keys_of("fedper") | {"rounds": 2}
+    whole = federate(tmp_path / "whole", CLIENTS, **keys)
+    directory = crash(tmp_path / "cut", tmp_path / "states", at=3, last=3, **keys | {"rounds": 5})
+    resumed = federate(tmp_path / "cut", CLIENTS, resume=str(directory), **keys)
+    assert timeless(whole.history) == timeless(resumed.history)
+    assert [model.read_bytes() for model in personal(whole)] == [model.read_bytes() for model in personal(resumed)]
+    assert {path.stem for path in personal(whole)} < set("01234")
 
 
 @pytest.mark.usefixtures("like_ray")

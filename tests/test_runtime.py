@@ -21,9 +21,10 @@ from common.config import RunConfig, read_keys
 from common.errors import ConfigError, FloretError
 from common.sgd import Sgd
 from common.simulation import given_cpus, in_simulation
+from common.starts import Start
 from server_app.app import export
 from server_app.federation import Federation
-from strategies.core import Client
+from strategies.core import Client, Session
 from tests.harness import ROOT, DirectGrid, run_config
 
 
@@ -146,7 +147,7 @@ def test_a_personal_model_of_another_machine_reaches_the_run_directory(
     ClientState(ContextStore(state)).commit(1, {"model.w": torch.tensor([1.0, 2.0]), "memory.m": torch.zeros(3)})
     federation = Federation(grid, read_keys(RunConfig, run_config(tmp_path)))
     federation.roster.add(Client("0", 1000, 1, 1, 1))
-    export(grid, federation, {"directory": str(folder), "session.directory": ""})
+    export(grid, federation, folder, Session("0" * 16, starts=(Start(""),)))
     (file,) = folder.iterdir()
     assert file.name == "0.safetensors"
     assert {name: tensor.tolist() for name, tensor in load_file(file).items()} == {"w": [1.0, 2.0]}
