@@ -16,11 +16,11 @@ from common.home import floret_home
 def privacy(client_name: str | None, state_dir: Path | None, delta: float, lines: bool) -> None:
     """Show what the clients of this device have spent on differential privacy, over all their runs.
 
-    Also while a node is running. What protects a whole client protects each of its examples as well, so the epsilon of
-    an example counts both kinds of runs, and that of the client only the runs that protect it.
+    Also while a node is running. The epsilon of an example counts all runs, those that protect the whole client up to
+    twice, since one example may turn its update around; that of the client only the runs that protect it.
     """
     from common.errors import FloretError
-    from common.privacy.accounting import epsilon_of
+    from common.privacy.accounting import epsilon_of, epsilon_of_example
     from common.privacy.ledger import FOLDER, Ledger
 
     folder = (state_dir or floret_home() / "state") / FOLDER
@@ -34,9 +34,10 @@ def privacy(client_name: str | None, state_dir: Path | None, delta: float, lines
         raise FloretError(f"{folder}: no client has spent anything yet; see --state-dir")
     for name in names if client_name is None else [client_name]:
         found = Ledger(folder / f"{name}.jsonl").lines()
-        all_, whole = [line.release for line in found], [line.release for line in found if line.unit == "client"]
+        parts = [line.release for line in found if line.unit == "example"]
+        whole = [line.release for line in found if line.unit == "client"]
         runs = len({line.run for line in found})
-        spent = f"an example has spent epsilon {epsilon_of(all_, delta):.4g}"
+        spent = f"an example has spent epsilon {epsilon_of_example(parts, whole, delta):.4g}"
         if whole:
             spent += f", of runs that protect the client {epsilon_of(whole, delta):.4g}"
         click.echo(f"client {name}: {spent} at delta {delta:g}; {len(found)} lines, {runs} runs")

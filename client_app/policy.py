@@ -257,16 +257,21 @@ class Policy:
         Raises:
             PolicyError: they are too few.
         """
-        if config.privacy.on:
+        if config.privacy.on and not config.privacy.by_server:
             # What leaves has the noise of ``min-noise`` at least, and a refusal would tell of the number.
             return
-        samples = len(data.train)
+        samples, told = len(data.train), not config.privacy.on
         if samples < self.min_samples:
-            raise _refused("min-samples", self.min_samples, f"there are {samples} training samples")
-        steps = config.local_epochs * math.ceil(samples / config.batch_size)
+            found = f"{samples}" if told else "fewer"
+            raise _refused("min-samples", self.min_samples, f"there are {found} training samples")
+        batches = math.ceil(samples / config.batch_size)
+        # With batch normalisation a last batch of one sample is part of the batch before it.
+        alone = samples - (batches - 1) * config.batch_size == 1
+        steps = config.local_epochs * max(1, batches - alone)
         if steps < self.min_steps:
             said = f"local-epochs = {config.local_epochs}, batch-size = {config.batch_size}"
-            raise _refused("min-steps", self.min_steps, f"a round would have {steps} steps ({said})")
+            found = f"{steps}" if told else "fewer"
+            raise _refused("min-steps", self.min_steps, f"a round would have {found} steps ({said})")
 
     def check_day(self, rounds: int) -> None:
         """Check the number of rounds of this day, with the one that is asked for.

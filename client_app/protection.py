@@ -16,7 +16,7 @@ from torch import Tensor
 
 from common.config import RunConfig
 from common.errors import FloretError
-from common.privacy.accounting import LARGEST_EPSILON, Release, epsilon_of
+from common.privacy.accounting import LARGEST_EPSILON, Release, epsilon_of, epsilon_of_example
 from common.privacy.calibration import calibrated_noise, drawn_in_secret, noise_of_clients, rate_of_clients
 from common.privacy.ledger import Ledger, Line
 from common.privacy.noise import Noise, clipped
@@ -157,26 +157,29 @@ class LedgerAccount:
         )
         with self._ledger.open() as ledger:
             if self._budget.epsilon:
-                # Who is protected as a client is protected in each example, not the reverse.
-                before = [line.release for line in ledger.lines if self._counts(line)]
-                if self._line.unit == "client" and len(before) < len(ledger.lines):
+                if self._line.unit == "client" and any(line.unit == "example" for line in ledger.lines):
                     raise BudgetError(
                         f"this node's policy has max-epsilon = {self._budget.epsilon:g}, and it has taken part in runs "
                         "with privacy.unit = 'example', which do not protect it as a client"
                     )
-                epsilon = epsilon_of([*before, *releases], self._budget.delta)
+                epsilon = self._spent(ledger.lines, releases)
                 if not epsilon <= self._budget.epsilon:
                     raise BudgetError(
                         f"this node's policy has max-epsilon = {self._budget.epsilon:g} with delta = "
-                        f"{self._budget.delta:g}; it has spent {epsilon_of(before, self._budget.delta):.4g}, and this "
-                        f"round would make it {epsilon:.4g}"
+                        f"{self._budget.delta:g}; it has spent {self._spent(ledger.lines):.4g}, and this round would "
+                        f"make it {epsilon:.4g}"
                     )
             for release, attempt in zip(releases, attempts or [self._line.attempt] * len(releases), strict=True):
                 start = self._starts[attempt].name if attempts else ""
                 ledger.add(replace(self._line, attempt=attempt, count=count, start=start, **release._asdict()))
 
-    def _counts(self, line: Line) -> bool:
-        return self._line.unit == "example" or line.unit == "client"
+    def _spent(self, lines: Sequence[Line], releases: Sequence[Release] = ()) -> float:
+        """Return what ``lines``, and ``releases`` of this run, cost whom the run protects."""
+        clients = [line.release for line in lines if line.unit == "client"]
+        if self._line.unit == "client":
+            return epsilon_of([*clients, *releases], self._budget.delta)
+        examples = [line.release for line in lines if line.unit == "example"]
+        return epsilon_of_example([*examples, *releases], clients, self._budget.delta)
 
 
 @dataclass(frozen=True)

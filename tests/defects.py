@@ -1192,6 +1192,18 @@ DEFECTS: list[Defect] = [
             POLICY,
         ),
         ("what may not leave does", "            if kind not in permitted:\n", "            if False:\n", POLICY),
+        (
+            "noise by the server takes the place of samples",
+            "if config.privacy.on and not config.privacy.by_server:",
+            "if config.privacy.on:",
+            "tests/test_policy.py::test_noise_by_the_server_takes_the_place_of_no_samples",
+        ),
+        (
+            "a step that is not made counts",
+            "steps = config.local_epochs * max(1, batches - alone)",
+            "steps = config.local_epochs * batches",
+            "tests/test_policy.py::test_a_step_that_batch_normalisation_does_not_make_is_not_counted",
+        ),
     ),
     *_of(
         "figures",
@@ -2070,6 +2082,12 @@ DEFECTS: list[Defect] = [
             "for attempt, start in enumerate((0,)):",
             f"{PRIVATE}::test_a_run_with_noise_by_the_server_is_paid_in_advance",
         ),
+        (
+            "runs that protected the client are free for its examples",
+            "return epsilon_of_example([*examples, *releases], clients, self._budget.delta)",
+            "return epsilon_of_example([*examples, *releases], [], self._budget.delta)",
+            "tests/test_privacy.py::test_examples_of_a_client_that_was_protected_as_a_whole_have_spent_more",
+        ),
     ),
     *_of(
         "privacy",
@@ -2092,6 +2110,12 @@ DEFECTS: list[Defect] = [
             "pass",
             f"{PRIVATE}::test_the_bound_follows_the_quantile",
         ),
+        (
+            "who sends back what it received moves the share by a whole client",
+            "self.balance += 0.0 if norm == 0 else 0.5 if norm",
+            "self.balance += 0.5 if norm",
+            "tests/test_privacy.py::test_the_noised_mean_by_hand",
+        ),
     ),
     *_of(
         "privacy",
@@ -2107,6 +2131,12 @@ DEFECTS: list[Defect] = [
             "if not by_server and len(self.results) < self.config.min_replies:",
             "if len(self.results) < self.config.min_replies:",
             f"{PRIVATE}::test_in_a_round_in_which_nobody_is_drawn_noise_is_released",
+        ),
+        (
+            "what half precision rounds off counts as an update",
+            "self._aggregate = self.protection.mean(before, len",
+            "self._aggregate = self.protection.mean(self.arrays, len",
+            "tests/test_privacy.py::test_an_update_is_to_what_clients_received",
         ),
     ),
     *_of(
@@ -2151,6 +2181,18 @@ DEFECTS: list[Defect] = [
             "    while above(found) > 0:\n        found += _PRECISION / 2\n",
             "    found -= _PRECISION\n",
             f"{PRIVATE}::test_noise_is_calibrated_to_just_below_the_target",
+        ),
+        (
+            "an example of a protected client spends what the client does",
+            "apart = [Release(release.noise / 2, 1.0, release.steps) for release in clients]",
+            "apart = list(clients)",
+            "tests/test_privacy.py::test_an_example_of_a_protected_client_can_turn_its_update_around",
+        ),
+        (
+            "two steps cost what one does",
+            "return min(least, first + epsilon_of(clients, rest))",
+            "return min(least, first)",
+            "tests/test_privacy.py::test_an_example_of_a_protected_client_can_turn_its_update_around",
         ),
     ),
     *_of(

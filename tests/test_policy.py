@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from cli.main import floret
 from client_app.app import app
 from client_app.policy import Outgoing, Policy, PolicyError, kind_of, setup_of
-from common.config import key_of, read_keys
+from common.config import RunConfig, key_of, read_keys
 from common.errors import ConfigError
 from common.filters import Payload
 from common.registry import load_class
@@ -686,6 +686,34 @@ def test_little_noise_that_the_server_adds_is_its_own_affair(tmp_path: Path) -> 
         "This run is permitted"
         in CliRunner().invoke(floret, ["policy", str(tmp_path / "policy.yaml"), "-c", keys]).output
     )
+
+
+@pytest.mark.parametrize(
+    ("policy", "wrong"),
+    [("min-samples: 1000", "fewer training samples"), ("min-steps: 50", "a round would have fewer steps (")],
+)
+def test_noise_by_the_server_takes_the_place_of_no_samples(tmp_path: Path, policy: str, wrong: str) -> None:
+    """The update leaves as it is; how much stands behind it is not told all the same."""
+    run: dict[str, Any] = {"num_classes": CLASSES, "privacy__unit": "client", "privacy__where": "server"}
+    site = Site(tmp_path, f"noise-by-server: true\n{policy}")
+    assert wrong in site.refusal(arrays=shared(initial()), **run)
+    assert policy.replace(":", " =") in site.refusal(arrays=shared(initial()), **run)
+
+
+def test_a_step_that_batch_normalisation_does_not_make_is_not_counted(tmp_path: Path) -> None:
+    """33 samples in batches of 32 are one batch of 33."""
+    policy, keys = Policy(min_samples=1), run_config(tmp_path, batch_size=32, local_epochs=1)
+    config = read_keys(RunConfig, keys)
+
+    def data(samples: int) -> ClientData:
+        split = Split(torch.zeros(samples, 4), torch.zeros(samples, dtype=torch.int64))
+        return ClientData(split, split, split, 2, (4,))
+
+    policy.check_data(config, data(34))
+    with pytest.raises(
+        PolicyError, match=r"min-steps = 2, and a round would have 1 steps \(local-epochs = 1, batch-si"
+    ):
+        policy.check_data(config, data(33))
 
 
 def test_a_node_with_little_noise_does_not_join(tmp_path: Path) -> None:

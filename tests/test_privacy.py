@@ -34,7 +34,15 @@ from client_app.state import FileStore
 from common.config import RunConfig, read_keys
 from common.durable import DamagedError
 from common.errors import ConfigError, FloretError
-from common.privacy.accounting import Release, _grid_values, calibrated, check_accountant, composed, epsilon_of
+from common.privacy.accounting import (
+    Release,
+    _grid_values,
+    calibrated,
+    check_accountant,
+    composed,
+    epsilon_of,
+    epsilon_of_example,
+)
 from common.privacy.ledger import Ledger, Line
 from common.privacy.noise import Noise, clipped
 from common.registry import load_class
@@ -98,6 +106,24 @@ def test_releases_add_up() -> None:
     assert composed(mixed) == (Release(1.0, 1.0, 1), Release(2.0, 0.1, 7))
     assert epsilon_of([], 1e-5) == 0
     assert epsilon_of([Release(0.0, 1.0, 1)], 1e-5) == math.inf
+
+
+def test_an_example_of_a_protected_client_can_turn_its_update_around() -> None:
+    """Two updates within the bound are up to two bounds apart: one release of noise s costs what s / 2 does."""
+    noise, delta = 4.0, 1e-5
+    exact = brentq(lambda epsilon: exact_delta(noise / 2, epsilon) - delta, 1e-3, 50)
+    found = epsilon_of_example([], [Release(noise, 1.0, 1)], delta)
+    assert exact <= found == epsilon_of([Release(noise / 2, 1.0, 1)], delta)
+    # Of many rounds with few clients drawn less is known to be enough: two steps, by way of a client that sends none.
+    drawn = [Release(1.0, 0.01, 200)]
+    first = epsilon_of(drawn, delta / 2)
+    twice = first + epsilon_of(drawn, delta / 2 * math.exp(-first))
+    assert epsilon_of_example([], drawn, delta) == twice < epsilon_of([Release(0.5, 1.0, 200)], delta)
+    # Beside releases of examples, which count as they are.
+    assert epsilon_of_example([COUNT], [], delta) == epsilon_of([COUNT], delta)
+    both = epsilon_of_example([Release(3.0, 1.0, 1)], [Release(noise, 1.0, 1)], delta)
+    assert both == epsilon_of([Release(3.0, 1.0, 1), Release(noise / 2, 1.0, 1)], delta)
+    assert epsilon_of_example([], [Release(1e-9, 1.0, 1)], delta) == epsilon_of([Release(5e-10, 1.0, 1)], delta)
 
 
 @pytest.fixture
@@ -669,6 +695,8 @@ def test_the_noised_mean_by_hand() -> None:
     mean.add({"w": np.array([61.0, 82.0], np.float32)}, 1.0)  # of norm 100: clipped to (3, 4)
     mean.add({"w": np.array([math.nan, 0.0], np.float32)}, 1.0)
     assert mean.balance == 0.5 - 0.5 - 0.5
+    mean.add(before, 1.0)  # one that sends back what it received, in the place of any other, moves neither by more
+    assert mean.balance == 0.5 - 0.5 - 0.5
     assert mean.result()["w"].tolist() == [1.0 + 6 / 4, 2.0 + 8 / 4]
     # Nobody was drawn, and the noise is there.
     alone = PrivateMean({"w": np.zeros(100_000, np.float32)}, 5.0, 10.0, 4.0, Noise(0)).result()["w"]
@@ -782,6 +810,26 @@ def test_the_bound_follows_the_quantile(tmp_path: Path) -> None:
     # Together, the noised sum and the noised share cost what a sum of noise 1 alone would.
     share = 2 * max(200 / 20, 1.0)
     assert mean._deviation / mean._bound == pytest.approx((1 - share**-2) ** -0.5)
+
+
+def test_an_update_is_to_what_clients_received(tmp_path: Path) -> None:
+    """Tensors that travel in half precision are not those that the server has; who sends them back has no update."""
+    keys = {**CLIENT, "method": "fedavg", "model": "mlp", "privacy__where": "server", "privacy__noise": 1.0}
+    config, kind, parameters = read_config(run_config(tmp_path, **keys, wire="float16"))
+    roster = Roster()
+    for client in clients_of(4):
+        roster.add(client)
+    strategy = build_strategy(config, kind, parameters, (2,), 10, roster=roster, session=Session("a"))
+    sent = strategy.initial_arrays()
+    list(strategy.configure_train(1, to_record(sent), ConfigRecord(), None))  # type: ignore[arg-type]
+    strategy.begin_round()
+    mean = strategy._aggregate
+    assert isinstance(mean, PrivateMean)
+    mean.add({name: array.astype(np.float16).astype(np.float32) for name, array in sent.items()}, 1.0)
+    assert mean.balance == 0
+    assert not any(total.any() for total in mean._sums.values())
+    mean.add({name: array.astype(np.float32) for name, array in sent.items()}, 1.0)
+    assert any(total.any() for total in mean._sums.values())
 
 
 def test_the_share_of_a_round_is_of_the_clients_that_its_sum_is_of(tmp_path: Path) -> None:
@@ -1387,6 +1435,17 @@ def test_a_norm_is_right_where_squares_are_not(layer: torch.nn.Module, shape: tu
     assert size == pytest.approx(1e-4, rel=0.02)
 
 
+def test_examples_of_a_client_that_was_protected_as_a_whole_have_spent_more(tmp_path: Path) -> None:
+    site = Site(tmp_path, "max-epsilon: 8\n")
+    keys = {**PROTECTED, "privacy__epsilon": 0.0, "privacy__noise": 1.0, "local_epochs": 1}
+    assert (
+        epsilon_of([Release(1.0, 1.0, 1), COUNT], 1e-5) < 8 < epsilon_of_example([COUNT], [Release(1.0, 1.0, 1)], 1e-5)
+    )
+    assert "error" not in site.ask("train", shared(initial()), **{**keys, "privacy__unit": "client"})
+    line = site.refusal(arrays=shared(initial()), **keys)
+    assert line.startswith("this node's policy has max-epsilon = 8 with delta = 1e-05; it has spent 10")
+
+
 def test_who_was_protected_as_examples_only_cannot_be_protected_as_a_client(tmp_path: Path) -> None:
     site = Site(tmp_path, "max-epsilon: 50\n")
     site.ask("train", shared(initial()), **PROTECTED)
@@ -1403,9 +1462,9 @@ def test_the_command_shows_what_was_spent(tmp_path: Path) -> None:
     site.ask("train", shared(initial()), **PROTECTED, privacy__noise=3.0)
     ledger = [line.release for line in Ledger.of(tmp_path / "state", "site").lines()]
     done = runner.invoke(floret, [*asked, "--lines"])
-    assert (
-        f"an example has spent epsilon {epsilon_of(ledger, 1e-5):.4g}, of runs that protect the client " in done.output
-    )
+    example = epsilon_of_example(ledger[1:], ledger[:1], 1e-5)
+    assert epsilon_of(ledger, 1e-5) < example
+    assert f"an example has spent epsilon {example:.4g}, of runs that protect the client " in done.output
     assert f"{epsilon_of(ledger[:1], 1e-5):.4g} at delta 1e-05; 3 lines, 1 runs" in done.output
     assert "fedper: client, noise 3 by the node, rate 1, 1 steps" in done.output
     assert "no ledger in" in str(runner.invoke(floret, [*asked, "--client-name", "other"]).exception)

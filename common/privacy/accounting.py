@@ -17,6 +17,8 @@ LARGEST_EPSILON = 1e4
 # How near to the target noise is calibrated: its epsilon is at most the target.
 _PRECISION = 1e-3
 _MOST_LOG_NOISE = 10.0
+# The least delta that is computed with.
+_LEAST_DELTA = 1e-100
 # The error of ``"prv"`` in epsilon, and in delta as a part of it; and how many values its grids may have together, of
 # which each takes about 90 bytes and 2 microseconds.
 _PRV_ERROR, _PRV_DELTA_ERROR = 0.01, 1e-3
@@ -56,6 +58,26 @@ def epsilon_of(releases: Iterable[Release], delta: float, accountant: str = "rdp
         ConfigError: ``"prv"`` would need more memory than it may have.
     """
     return _epsilon_of(composed(releases), delta, accountant)
+
+
+def epsilon_of_example(examples: Sequence[Release], clients: Sequence[Release], delta: float) -> float:
+    """Return the epsilon of one example of a client, of releases that protect examples and of those of whole updates.
+
+    With one example more a clipped update may point the other way: both are within the bound, so up to two bounds
+    apart, where ``clients`` counts with one, the distance of an update to none. Of two upper bounds the lower one is
+    taken: half the noise, in every round, since what drawing in secret gives is for neighbours of which one sends none;
+    or two steps by way of a client that sends none, whose epsilons add up, at ``delta / 2`` and ``delta / 2`` times
+    e^-epsilon of the first.
+
+    Args:
+        examples, clients: what protects each example, and the whole client, in any order.
+        delta: as of ``epsilon_of``; errors, too.
+    """
+    apart = [Release(release.noise / 2, 1.0, release.steps) for release in clients]
+    least = epsilon_of([*examples, *apart], delta)
+    first = epsilon_of([*examples, *clients], delta / 2)
+    rest = delta / 2 * math.exp(-first)
+    return min(least, first + epsilon_of(clients, rest)) if rest > _LEAST_DELTA else least
 
 
 def check_accountant(releases: Iterable[Release], delta: float, accountant: str) -> None:

@@ -19,7 +19,7 @@ from common.norms import group_of, root_mean_squares
 from common.privacy.calibration import drawn_in_secret
 from common.seeds import numpy_generator
 from common.tensors import NamedArrays
-from common.wire import check_finite, pack, packed_again, payload_bytes, to_record, views
+from common.wire import check_finite, pack, packed_again, payload_bytes, to_record, unpack, views
 from models import check_examples
 from strategies.core.aggregate import MakeAggregate, WeightedMean
 from strategies.core.exchange import send_and_receive
@@ -215,7 +215,9 @@ class FloretStrategy(Method, Strategy):
     def begin_round(self) -> None:
         """Make ready to take in what clients send; called before the first reply of a round."""
         if self.protection and self.config.privacy.by_server:
-            self._aggregate = self.protection.mean(self.arrays, len(self.roster.present()), self.round)
+            # As clients receive them: the update of one that sends them back must be none.
+            before = unpack(self._pack(self.arrays), self._downlink, self.config.wire)
+            self._aggregate = self.protection.mean(before, len(self.roster.present()), self.round)
         else:
             self._aggregate = self._new_aggregate()
 

@@ -26,7 +26,7 @@ class PrivateMean:
     """The mean of what clients send, from clipped updates and noise, over the expected number of clients.
 
     Args:
-        before: what the updates are to.
+        before: what the updates are to, as clients received it.
         bound: what the norm of a client's whole update is clipped to.
         deviation: of the noise in each value of the sum.
         expected: the number of clients that the mean is over, drawn or not.
@@ -37,13 +37,15 @@ class PrivateMean:
         self._before, self._bound, self._deviation, self._expected = before, bound, deviation, expected
         self._noise = noise
         self._sums = {name: np.zeros(array.shape) for name, array in before.items()}
-        # Of each client one half if its update is below the bound, else minus one half.
+        # Of each client one half if its update is below the bound, else minus one half; none if it sends back what it
+        # received, so that one client moves it by one half at most.
         self.balance = 0.0
 
     def add(self, arrays: Mapping[str, np.ndarray], weight: float) -> None:
         """Take in the tensors of one client; all clients weigh the same."""
         update = {name: array.astype(np.float64) - self._before[name] for name, array in arrays.items()}
-        self.balance += 0.5 if norm_of(update) <= self._bound else -0.5
+        norm = norm_of(update)
+        self.balance += 0.0 if norm == 0 else 0.5 if norm <= self._bound else -0.5
         for name, array in clipped(update, self._bound).items():
             self._sums[name] += array
 
