@@ -7,7 +7,7 @@ the user's own machine, so they may write where the server says.
 import os
 import sys
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,6 +87,10 @@ class LocalGrid(Grid):
     @abstractmethod
     def wait(self, seconds: float) -> None:
         """Return when there is an answer that was not there before, at the latest after so many seconds."""
+
+    @abstractmethod
+    def forget(self, message_ids: Iterable[str]) -> None:
+        """Wait no longer for the answers to these messages: those that no client has begun with are not delivered."""
 
     @abstractmethod
     def states(self) -> Mapping[str, KeptState]:

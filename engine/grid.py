@@ -36,23 +36,32 @@ _MOST, _LONGEST = 16, 0.02
 
 @dataclass
 class _Open:
-    """A message without an answer: how often it was given to a worker in vain, and until when it is good."""
+    """A message without an answer.
+
+    Attributes:
+        message: as it was sent.
+        deadline: until when it is good.
+        attempts: how often it was given to a worker in vain.
+        wanted: its answer is still waited for.
+    """
 
     message: Message
     deadline: float
     attempts: int = 0
+    wanted: bool = True
 
 
 @dataclass
 class _Worker:
     """A worker: its process, its connection, the messages that it has not answered, and the shared arrays it has.
 
-    ``began`` is when it began with the first of the messages.
+    ``began`` is when it began with the first of the messages, ``killed`` that it took too long for one.
     """
 
     pid: int
     connection: Connection
     began: float = 0.0
+    killed: bool = False
     tasks: deque[int] = field(default_factory=deque)
     shared: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
@@ -149,6 +158,18 @@ class EngineGrid(LocalGrid):
         """Return when there is an answer that was not there before; see ``LocalGrid``."""
         self._turn(seconds)
 
+    def forget(self, message_ids: Iterable[str]) -> None:
+        """Wait no longer for the answers to these messages; see ``LocalGrid``."""
+        for number in map(int, message_ids):
+            self._answers.pop(str(number), None)
+            item = self._open.get(number)
+            if item is not None:
+                # What a worker has it finishes: what its client keeps may change until then.
+                item.wanted = False
+        given = {number for worker in self._workers.values() for number in worker.tasks}
+        self._open = {number: item for number, item in self._open.items() if item.wanted or number in given}
+        self._queue = deque(number for number in self._queue if number in self._open)
+
     def states(self) -> Mapping[str, KeptState]:
         """Return what each client keeps; see ``LocalGrid``."""
         return {str(client): state for client, state in self._states.items()}
@@ -181,7 +202,7 @@ class EngineGrid(LocalGrid):
         for key, _ in self._selector.select(seconds):
             if key.data is None:
                 self._attach()
-            else:
+            elif key.fileobj is self._workers[key.data].connection:  # else it was replaced just now
                 self._take(key.data)
         self._expire()
         self._hand_out()
@@ -227,6 +248,8 @@ class EngineGrid(LocalGrid):
             return
         client = item.message.metadata.dst_node_id - FIRST_NODE
         self._busy.discard(client)
+        if not item.wanted:
+            return
         if answer.state is not None:
             self._states[client] = answer.state
         self._reply(item, Message(content_of(answer.parts, {}), reply_to=item.message))
@@ -249,10 +272,13 @@ class EngineGrid(LocalGrid):
                 continue
             client = item.message.metadata.dst_node_id - FIRST_NODE
             self._busy.discard(client)
-            item.attempts += place == 0  # the others it had not begun
-            if item.attempts < _ATTEMPTS:
+            begun = place == 0 and not worker.killed  # the others it had not begun
+            item.attempts += begun
+            if not item.wanted:
+                del self._open[number]
+            elif item.attempts < _ATTEMPTS:
                 self._queue.appendleft(number)
-                if place == 0:
+                if begun:
                     log.warning("Client %d is asked again: its process ended (%s)", client, why)
             else:
                 del self._open[number]
@@ -272,12 +298,13 @@ class EngineGrid(LocalGrid):
         """End workers that take too long for one client, and so have them replaced; forget what is out of time."""
         now = time.monotonic()
         for worker in self._workers.values():
-            if worker.tasks and now - worker.began > self._longest:
+            if worker.tasks and not worker.killed and now - worker.began > self._longest:
                 item = self._open.pop(worker.tasks.popleft(), None)
                 if item is not None:
                     self._busy.discard(item.message.metadata.dst_node_id - FIRST_NODE)
-                worker.began = now
-                os.kill(worker.pid, signal.SIGKILL)
+                worker.killed = True
+                with suppress(ProcessLookupError):  # it has ended, and the supervisor has seen it first
+                    os.kill(worker.pid, signal.SIGKILL)
         while self._queue and self._open[self._queue[0]].deadline <= now:
             del self._open[self._queue.popleft()]
 
@@ -286,7 +313,7 @@ class EngineGrid(LocalGrid):
         if not self._queue:
             return
         for worker in self._workers.values():
-            if not worker.tasks and not worker.connection.closed:
+            if not worker.tasks and not worker.killed and not worker.connection.closed:
                 self._give(worker)
 
     def _give(self, worker: _Worker) -> None:

@@ -130,11 +130,19 @@ class RunDirectory:
         return history
 
     def append_history(self, line: Round) -> None:
-        """Add a round to ``history.jsonl``, whole and on disk before this returns."""
-        with (self.path / "history.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line.to_json(), allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        """Add a round to ``history.jsonl``, whole and on disk before this returns.
+
+        Raises:
+            FloretError: it cannot be written.
+        """
+        path, text = self.path / "history.jsonl", json.dumps(line.to_json(), allow_nan=False)
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(text + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise FloretError(f"{path}: cannot be written ({error.strerror})") from error
 
     def reopen(self) -> None:
         """Remove ``summary.json``, if there is one: the run goes on, and what it says is of fewer rounds."""

@@ -240,8 +240,10 @@ def export(grid: Grid, federation: Federation, folder: Path, session: Session) -
     timeout = federation.config.round_timeout
     config = ConfigRecord({**session.scalars(), "round": federation.config.rounds, "directory": str(folder)})
     messages = [question(client.node_id, "export", config, timeout) for client in federation.roster]
+    silent = {client.name for client in federation.roster}
     for reply in send_and_receive(grid, messages, timeout):
         name = federation.roster.at(reply.metadata.src_node_id).name
+        silent.discard(name)
         try:
             model = ExportReply.read(reply).model
         except RefusedError as reason:
@@ -249,3 +251,5 @@ def export(grid: Grid, federation: Federation, folder: Path, session: Session) -
             continue
         if model is not None:
             save_file(model, folder / f"{name}.safetensors")
+    for name in sorted(silent):
+        log.error("The personal model of client %s was not exported: no answer within %g s", name, timeout)

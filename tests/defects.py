@@ -108,6 +108,18 @@ DEFECTS: list[Defect] = [
             "        pass",
             f"{ENGINE}::test_a_method_goes_on_from_its_checkpoint",
         ),
+        (
+            "a new worker is read from in the place of the one that ended",
+            "elif key.fileobj is self._workers[key.data].connection:",
+            "else:",
+            "tests/test_engine.py::test_a_worker_that_is_replaced_while_the_server_is_busy_holds_nothing_up",
+        ),
+        (
+            "a worker that is ended gets another message",
+            "if not worker.tasks and not worker.killed and not",
+            "if not worker.tasks and not",
+            "tests/test_engine.py::test_an_answer_that_comes_when_its_time_has_run_out_is_passed_over",
+        ),
     ),
     *_of(
         "engine",
@@ -339,6 +351,12 @@ DEFECTS: list[Defect] = [
             "    _check_used(rounds)\n",
             "",
             f"{METHODS}::test_training_that_diverges_is_refused_and_loses_nothing",
+        ),
+        (
+            "a personal model that did not come is passed over",
+            "    for name in sorted(silent):",
+            "    for name in ():",
+            "tests/test_runtime.py::test_a_personal_model_that_did_not_come_is_named",
         ),
     ),
     *_of(
@@ -2438,6 +2456,16 @@ DEFECTS: list[Defect] = [
             'if config.device == "auto" and count_gpus():',
             'if config.device == "cuda" and count_gpus():',
             ENGINE,
+        ),
+    ),
+    *_of(
+        "engine",
+        "strategies/core/exchange.py",
+        (
+            "a round's messages are delivered in the next one",
+            "        if isinstance(grid, LocalGrid):",
+            "        if False:",
+            "tests/test_engine.py::test_messages_of_a_round_that_is_over_are_not_delivered",
         ),
     ),
     *_of(

@@ -9,9 +9,14 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 from selectors import EVENT_READ
 from types import SimpleNamespace
@@ -25,13 +30,15 @@ from safetensors.numpy import load_file
 from client_app.client import Agreed, Resident
 from common.errors import ConfigError
 from common.resources import Resources
+from common.simulation import KeptState
 from engine.grid import EngineGrid, _Worker
-from engine.parcels import Answer, to_bytes
+from engine.parcels import Answer, from_bytes, to_bytes
 from engine.plan import Plan
 from engine.supervisor import prepare
+from engine.worker import FIRST_NODE
 from models import build_model
 from server_app.settings import read_config
-from strategies.core import Setup
+from strategies.core import Setup, send_and_receive
 from strategies.fedavg import FedAvg
 from tests.conftest import PATIENCE, Simulator
 from tests.deployment import children, commands, until
@@ -183,23 +190,101 @@ def test_a_run_goes_on_with_the_other_engine(simulator: Simulator, runner: Runne
     assert [entry["round"] for entry in resumed] == [2, 4]
 
 
-def test_an_answer_that_comes_when_its_time_has_run_out_is_passed_over() -> None:
-    control, _ = Pipe()
-    plan: Any = SimpleNamespace(values={"round-timeout": 0.1}, resources=SimpleNamespace(clients=1))
-    grid = EngineGrid(plan, control, lambda *_: None)
+def idle_grid(clients: int, round_timeout: float) -> tuple[EngineGrid, Connection]:
+    """Return a grid without workers, and the supervisor's end of its connection."""
+    control, supervisor = Pipe()
+    values = {"round-timeout": round_timeout, "federation": "f", "method": "m"}
+    plan: Any = SimpleNamespace(values=values, resources=SimpleNamespace(clients=clients))
+    return EngineGrid(plan, control, lambda *_: None), supervisor
+
+
+@contextmanager
+def worker_of(grid: EngineGrid) -> Iterator[tuple[Connection, "subprocess.Popen[bytes]"]]:
+    """Give ``grid`` a worker that does nothing; yield its end of the connection and its process."""
     near, far = Pipe()
     with subprocess.Popen(["sleep", "60"]) as process:
         grid._workers[0] = _Worker(process.pid, near)
         grid._selector.register(near, EVENT_READ, 0)
-        message = Message(RecordDict({"config": ConfigRecord({"x": 1})}), 1000, "train", ttl=60, group_id="1")
-        (key,) = grid.push_messages([message])
+        try:
+            yield far, process
+        finally:
+            process.kill()
+
+
+def to_train(client: int, server_round: int) -> Message:
+    content = RecordDict({"config": ConfigRecord({"x": 1})})
+    return Message(content, FIRST_NODE + client, "train", ttl=60, group_id=str(server_round))
+
+
+def test_an_answer_that_comes_when_its_time_has_run_out_is_passed_over() -> None:
+    grid, _ = idle_grid(2, 0.1)
+    with worker_of(grid) as (far, process):
+        (key,) = grid.push_messages([to_train(0, 1)])
         grid._turn(0.0)
         time.sleep(0.2)
         grid._turn(0.0)  # ends the process and takes back its message
         far.send_bytes(to_bytes(Answer(int(key), {}, None, 0.2)))
         grid._turn(0.1)
         assert process.wait(PATIENCE) == -signal.SIGKILL
+        # What ends gets nothing more, and so nobody's attempt counts.
+        grid.push_messages([to_train(1, 1)])
+        assert not grid._workers[0].tasks
+        grid._drop(0, "signal 9")
+        assert [item.attempts for item in grid._open.values()] == [0]
+        # Nor does it end the run that the supervisor has seen it end first.
+        grid._workers[0] = _Worker(process.pid, Pipe()[0], began=-1e9, tasks=deque([99]))
+        grid._expire()
     assert not list(grid.pull_messages([key]))
+
+
+def test_messages_of_a_round_that_is_over_are_not_delivered() -> None:
+    """Two of three clients do not answer in round 1: the worker has one of their messages, the other one waits."""
+    grid, _ = idle_grid(3, 60.0)
+    with worker_of(grid) as (far, _process):
+        assert not list(send_and_receive(grid, [to_train(client, 1) for client in range(3)], timeout=0.3))
+        (late,) = from_bytes(far.recv_bytes()).tasks
+        assert (late.client, late.group) == (0, "1")
+        keys = list(grid.push_messages([to_train(client, 2) for client in range(3)]))
+        assert not far.poll(0.1)  # the worker has not answered yet
+        state = KeptState(1, b"{}", b"")
+        far.send_bytes(to_bytes(Answer(late.number, {}, state, 0.2)))
+        done: list[tuple[int, str]] = []
+        while len(done) < 3:
+            grid.wait(0.1)
+            for task in from_bytes(far.recv_bytes()).tasks:
+                assert task.state is None
+                done.append((task.client, task.group))
+                far.send_bytes(to_bytes(Answer(task.number, {}, None, 0.2)))
+        grid.wait(0.1)
+        assert sorted(done) == [(client, "2") for client in range(3)]
+        assert grid._answers.keys() == set(keys)
+        assert not grid._open
+        # A reply that came and was never taken goes, too.
+        grid.forget(keys)
+        assert not grid._answers
+
+
+def test_a_worker_that_is_replaced_while_the_server_is_busy_holds_nothing_up() -> None:
+    """The new worker's connection is told of before the end of the old one's is: nothing is read from the new one."""
+    grid, supervisor = idle_grid(1, 60.0)
+
+    def attach(why: str) -> Connection:
+        near, far = Pipe()
+        supervisor.send((0, os.getpid(), why))
+        send_handle(supervisor, near.fileno(), os.getpid())
+        near.close()
+        return far
+
+    first = attach("")
+    grid._turn(0.0)
+    first.close()
+    second = attach("signal 9")
+    turn = threading.Thread(target=grid._turn, args=(0.5,), daemon=True)
+    turn.start()
+    turn.join(5)
+    assert not turn.is_alive()
+    assert len(grid._workers) == 1
+    second.close()
 
 
 @pytest.mark.parametrize("method", [pytest.param("ua-pdfl", marks=pytest.mark.slow), "pfps-lwc"])

@@ -22,6 +22,8 @@ from common.errors import ConfigError, FloretError
 from common.sgd import Sgd
 from common.simulation import given_cpus, in_simulation
 from common.starts import Start
+from results.history import Round, Traffic
+from results.rundir import RunDirectory
 from server_app.app import export
 from server_app.federation import Federation
 from strategies.core import Client, Session
@@ -151,3 +153,24 @@ def test_a_personal_model_of_another_machine_reaches_the_run_directory(
     (file,) = folder.iterdir()
     assert file.name == "0.safetensors"
     assert {name: tensor.tolist() for name, tensor in load_file(file).items()} == {"w": [1.0, 2.0]}
+
+
+def test_a_personal_model_that_did_not_come_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("client_app.app.in_simulation", lambda: True)
+    values = run_config(tmp_path, round_timeout=1.0)
+    grid = DirectGrid(values, 2, tmp_path, tamper=lambda m, reply: None if m.metadata.dst_node_id == 1000 else reply)
+    federation = Federation(grid, read_keys(RunConfig, values))
+    for node in grid.contexts:
+        federation.roster.add(Client(str(node - 1000), node, 1, 1, 1))
+    export(grid, federation, tmp_path, Session("0" * 16, starts=(Start(""),)))
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert line == "The personal model of client 0 was not exported: no answer within 1 s"
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    directory = RunDirectory.new(read_keys(RunConfig, run_config(tmp_path)), 1)
+    (directory.path / "history.jsonl").symlink_to("/dev/full")
+    with pytest.raises(FloretError, match=r"history.jsonl: cannot be written \(No space left on device\)"):
+        directory.append_history(Round(1, {}, {}, {}, None, Traffic(), (), (), 0.1))

@@ -40,20 +40,29 @@ def send_and_receive(grid: Grid, messages: Iterable[Message], timeout: float) ->
     deadline = time.monotonic() + timeout
     unsent = iter(messages)
     sent = _push(grid, islice(unsent, ahead))
-    while sent:
-        message, message_id = sent.popleft()
-        while message_id:
-            late = time.monotonic() >= deadline
-            reply = next(iter(grid.pull_messages([message_id])), None)
-            arrived = reply is not None
-            if reply is not None:
-                yield answer_to(message, reply)
-            del reply
-            if arrived or late:
-                break
-            wait(pause)
-        if time.monotonic() < deadline:
-            sent += _push(grid, islice(unsent, 1))
+    given_up: list[str] = []
+    try:
+        while sent:
+            message, message_id = sent.popleft()
+            while message_id:
+                late = time.monotonic() >= deadline
+                reply = next(iter(grid.pull_messages([message_id])), None)
+                arrived = reply is not None
+                if reply is not None:
+                    yield answer_to(message, reply)
+                del reply
+                if arrived:
+                    break
+                if late:
+                    given_up.append(message_id)
+                    break
+                wait(pause)
+            if time.monotonic() < deadline:
+                sent += _push(grid, islice(unsent, 1))
+    finally:
+        if isinstance(grid, LocalGrid):
+            # Else clients would go on with them in the next round, and not with its own.
+            grid.forget([*given_up, *(message_id for _, message_id in sent)])
 
 
 def _push(grid: Grid, messages: Iterable[Message]) -> deque[tuple[Message, str]]:
