@@ -292,10 +292,10 @@ def _decode(file: str, form: Form) -> npt.NDArray[np.uint8]:
 
     try:
         with Image.open(file, formats=_FORMATS) as opened:
-            if opened.mode.startswith(("I", "F")):
+            deep = _more_than_8_bits(opened, file)
+            if deep:
                 raise DataError(
-                    f"{file}: has more than 8 bits a channel (mode {opened.mode}); save it with the range that counts "
-                    "as 0 to 255"
+                    f"{file}: has more than 8 bits a channel ({deep}); save it with the range that counts as 0 to 255"
                 )
             if opened.format == "PNG" and not _has_end(file):
                 raise DataError(f"{file}: cannot be decoded (it is truncated: the end of a PNG is missing)")
@@ -311,6 +311,22 @@ def _decode(file: str, form: Form) -> npt.NDArray[np.uint8]:
     except Exception as error:  # on corrupt files Pillow's decoders raise errors of many types
         raise DataError(f"{file}: cannot be decoded ({one_line(error) or type(error).__name__})") from error
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def _more_than_8_bits(image: Any, file: str) -> str:
+    """Return what an image, opened from ``file``, has beyond 8 bits a channel, or an empty text."""
+    if image.mode.startswith(("I", "F")):
+        return f"mode {image.mode}"
+    # Pillow opens many such images in a mode of 8 bits and cuts off the lower ones.
+    depth = 8
+    if image.format == "PNG":
+        with open(file, "rb") as content:
+            depth = content.read(25)[24]  # in its first chunk, IHDR
+    elif image.format == "TIFF":
+        depth = max(image.tag_v2.get(258, (1,)))  # BitsPerSample
+    elif image.format == "PPM" and isinstance(image.tile[0][3], tuple):
+        depth = image.tile[0][3][1].bit_length()  # the largest value
+    return f"{depth} bits" if depth > 8 else ""
 
 
 def _has_end(file: str) -> bool:

@@ -456,14 +456,32 @@ def test_of_several_frames_the_first_is_taken(tmp_path):
     assert np.abs(read(tmp_path / "a.jpg").astype(int) - 50).max() <= 2
 
 
-def png(width, height):
-    """Return a PNG that says to have that many pixels, and has few."""
+def png(width, height, depth=8, kind=0, pixels=bytes(1000)):
+    """Return a PNG that says to have that many pixels, bits a channel and kind of colour, and has these."""
 
     def chunk(kind, content):
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, kind, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(pixels)) + chunk(b"IEND", b"")
+
+
+def rows(image):
+    """Return the rows of a PNG of 16 bits, each of them unfiltered."""
+    return b"".join(b"\0" + row.astype(">u2").tobytes() for row in image)
+
+
+def tiff(image):
+    """Return an uncompressed TIFF of colours (height, width, 3)."""
+    height, width, _ = image.shape
+    pixels = image.astype(image.dtype.newbyteorder("<")).tobytes()
+    bits = struct.pack("<HHH", *[8 * image.itemsize] * 3)
+    tags = (
+        *((256, 3, 1, width), (257, 3, 1, height), (258, 3, 3, 8 + len(pixels)), (259, 3, 1, 1), (262, 3, 1, 2)),
+        *((273, 4, 1, 8), (277, 3, 1, 3), (278, 3, 1, height), (279, 4, 1, len(pixels))),
+    )
+    directory = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags) + bytes(4)
+    return b"II*\0" + struct.pack("<I", 8 + len(pixels) + len(bits)) + pixels + bits + directory
 
 
 def whole(end):
@@ -503,6 +521,42 @@ def test_more_than_eight_bits_are_not_cut_off(tmp_path):
             f"{tmp_path}/{name}: has more than 8 bits a channel (mode {mode}); save it with the range that counts "
             "as 0 to 255"
         )
+
+
+DEEP = np.random.default_rng(0).integers(256, 4096, (4, 5, 4), dtype=np.uint16)
+SHALLOW = (DEEP >> 4).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "bits"),
+    [
+        ("rgb.png", png(5, 4, 16, 2, rows(DEEP[..., :3])), 16),
+        ("rgba.png", png(5, 4, 16, 6, rows(DEEP)), 16),
+        ("la.png", png(5, 4, 16, 4, rows(DEEP[..., :2])), 16),
+        ("rgb.tif", tiff(DEEP[..., :3]), 16),
+        ("rgb.ppm", b"P6\n5 4\n4095\n" + DEEP[..., :3].astype(">u2").tobytes(), 12),
+        ("plain.ppm", b"P3\n5 4\n4095\n" + " ".join(map(str, DEEP[..., :3].flat)).encode(), 12),
+    ],
+)
+def test_more_than_eight_bits_of_a_colour_are_not_cut_off(tmp_path, name, content, bits):
+    (tmp_path / name).write_bytes(content)
+    with Image.open(tmp_path / name) as opened:
+        assert opened.mode in ("RGB", "RGBA")  # of 8 bits
+    assert message(read, tmp_path / name) == (
+        f"{tmp_path}/{name}: has more than 8 bits a channel ({bits} bits); save it with the range that counts "
+        "as 0 to 255"
+    )
+
+
+def test_eight_bits_of_a_colour_and_fewer_are_read(tmp_path):
+    colours = SHALLOW[..., :3]
+    save(tmp_path / "rgb.png", colours)
+    (tmp_path / "rgb.tif").write_bytes(tiff(colours))
+    (tmp_path / "rgb.ppm").write_bytes(b"P6\n5 4\n255\n" + colours.tobytes())
+    for name in ("rgb.png", "rgb.tif", "rgb.ppm"):
+        assert np.array_equal(read(tmp_path / name)[0], colours.transpose(2, 0, 1))
+    (tmp_path / "few.ppm").write_bytes(b"P6\n5 4\n15\n" + (colours >> 4).tobytes())
+    assert np.array_equal(read(tmp_path / "few.ppm")[0], (colours >> 4).transpose(2, 0, 1) * 17)
 
 
 @pytest.mark.thorough
