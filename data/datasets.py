@@ -380,7 +380,17 @@ def _read_official(dataset: str, root: Path, *, download: bool) -> list[Samples]
         return read_medmnist(*paths) if dataset == "pathmnist" else [read_news(path) for path in paths]
     import torchvision.datasets
 
-    return read_torchvision(getattr(torchvision.datasets, official.kind), root, download=download)
+    parts = read_torchvision(getattr(torchvision.datasets, official.kind), root, download=download)
+    # torchvision proves the files of CIFAR and SVHN by their sums, and those that have labels alone by nothing.
+    paths = [root / official.folder / name for name in official.files if "labels" in name]
+    for path, part in zip(paths, parts, strict=False):
+        largest, classes = part.y.max(), _OUTLINES[dataset][1]
+        if largest >= classes:
+            raise DataError(
+                f"{path}: has label {largest}, and those of {dataset} are 0 to {classes - 1}; the file is damaged, put "
+                "the official one there"
+            )
+    return parts
 
 
 def _to_fetch(dataset: str, data_dir: str, download: bool) -> bool:

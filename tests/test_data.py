@@ -835,6 +835,24 @@ def test_idx_files_that_are_broken(tmp_path):
     assert message(data.load_client, cfg, 0, 2) == f"MNIST in {tmp_path}: training part has 20 images and 15 labels"
 
 
+@pytest.mark.parametrize("part", ["train", "t10k"])
+@pytest.mark.parametrize("num_classes", [0, 200])
+def test_a_bit_of_a_label_that_flipped_makes_no_classes(tmp_path, part, num_classes):
+    raw = tmp_path / "FashionMNIST" / "raw"
+    images, labels = np.zeros((20, 28, 28), np.uint8), (np.arange(20) % 10).astype(np.uint8)
+    for each in ("train", "t10k"):
+        save_idx(raw, images, labels, each)
+    cfg = config(dataset="fashion-mnist", data_dir=str(tmp_path), partition="iid", num_classes=num_classes)
+    assert data.load_client(cfg, 0, 2).num_classes == (num_classes or 10)
+    load_pool.cache_clear()
+    labels[5] |= 0x80
+    save_idx(raw, images, labels, part)
+    assert message(data.load_client, cfg, 0, 2) == (
+        f"{raw}/{part}-labels-idx1-ubyte: has label 133, and those of fashion-mnist are 0 to 9; the file is damaged, "
+        "put the official one there"
+    )
+
+
 def test_data_dir_of_an_official_dataset_may_not_be_empty():
     text = message(data.check, config(dataset="cifar10", download=True))
     assert text.startswith("dataset cifar10 needs data-dir, the directory that has cifar-10-batches-py/")
