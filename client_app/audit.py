@@ -66,7 +66,8 @@ class Audit:
         try:
             make_folder(self.path.parent, private=True)
             if self.path.exists() and self.path.stat().st_size + len(text) > _LARGEST:
-                self.path.replace(self.path.with_suffix(".1.jsonl"))
+                # A client may be called anything.1, and its file would be that.jsonl.
+                self.path.replace(self.path.with_name(f"{self.path.name}.1"))
             with open_file(self.path, "ab", private=True) as file:
                 file.write(text.encode())
                 file.flush()

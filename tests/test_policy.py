@@ -17,6 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 
 from cli.main import floret
 from client_app.app import app
+from client_app.audit import Audit
 from client_app.policy import Outgoing, Policy, PolicyError, kind_of, setup_of
 from common.config import RunConfig, key_of, read_keys
 from common.errors import ConfigError
@@ -455,7 +456,7 @@ def test_a_server_cannot_push_lines_out_of_the_audit_file(tmp_path: Path, monkey
     for _ in range(3):
         site.refusal(scalars={"round": "x" * 50_000})
     assert [line["message"] for line in site.audit] == ["query.describe", "train", "train", "train"]
-    assert not (tmp_path / "state/.audit/site.1.jsonl").exists()
+    assert not (tmp_path / "state/.audit/site.jsonl.1").exists()
 
 
 def folders_of(site: Site) -> set[str]:
@@ -553,8 +554,22 @@ def test_the_audit_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pyte
     for _ in range(20):
         site.ask("query.describe")
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "state/.audit").iterdir()}
-    assert sizes.keys() == {"site.jsonl", "site.1.jsonl"}
+    assert sizes.keys() == {"site.jsonl", "site.jsonl.1"}
     assert max(sizes.values()) <= 3000
+
+
+def test_a_full_audit_file_takes_no_other_clients_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client_app.audit._LARGEST", 1000)
+    message = Message(RecordDict({"config": ConfigRecord({"round": 1})}), 7, "train")
+    names = ("ward.1", "ward.jsonl", "ward.jsonl.1", "ward.rounds")
+    for name in names:
+        Audit(tmp_path, name).write(message, RecordDict(), {"client": name})
+    for _ in range(12):
+        Audit(tmp_path, "ward").write(message, RecordDict(), {"client": "ward"})
+    assert len(list((tmp_path / ".audit").iterdir())) == len(names) + 2
+    for name in names:
+        lines = (tmp_path / f".audit/{name}.jsonl").read_text().splitlines()
+        assert [json.loads(line)["client"] for line in lines] == [name]
 
 
 # The file
