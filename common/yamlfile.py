@@ -6,11 +6,29 @@ from typing import Any
 
 import yaml
 
-from common.errors import ConfigError, one_line
+from common.errors import ConfigError, one_line, printable
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads ``1e-5`` as a number, as YAML 1.2 has it; to YAML 1.1 it is a text."""
+    """Reads ``1e-5`` as a number, as YAML 1.2 has it; to YAML 1.1 it is a text. A table has each key once."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Return the node of a table.
+
+        Raises:
+            ConfigError: a key is there twice, of which PyYAML would take the last.
+        """
+        node = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            what, line = (key.tag, key.value), key.start_mark.line + 1
+            if what in lines:
+                said = printable(key.value, 40)
+                raise ConfigError(f"line {line}: {said} is there twice, first in line {lines[what]}; write it once")
+            lines[what] = line
+        return node
 
 
 _Loader.add_implicit_resolver(
@@ -22,10 +40,12 @@ def read_yaml(path: Path, name: str) -> Any:
     """Return the content of a YAML file; ``name`` is what errors call it.
 
     Raises:
-        ConfigError: it cannot be read, is nested too deeply, or is not YAML.
+        ConfigError: it cannot be read, is nested too deeply, is not YAML, or has a key twice.
     """
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
     except OSError as error:
         raise ConfigError(f"{name}: cannot be read ({error.strerror})") from error
     except RecursionError as error:

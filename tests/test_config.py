@@ -258,6 +258,22 @@ def test_a_yaml_file_makes_no_objects_and_no_traceback(
     assert not (tmp_path / "sprung").exists()
 
 
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    for content, line in (
+        ("max-epsilon: 2\nmin-samples: 100\nmax-epsilon: 0\n", "line 3: max-epsilon is there twice, first in line 1"),
+        ("a: {b: 1,\n  'b': 1}\n", "line 2: b is there twice, first in line 1"),
+        ("rows:\n- {a: 1}\n- {a: 1, c: 2, a: 3}\n", "line 3: a is there twice, first in line 3"),
+    ):
+        path.write_text(content)
+        with pytest.raises(ConfigError) as error:
+            read_yaml(path, "policy a")
+        assert str(error.value) == f"policy a: {line}; write it once"
+    # What a table takes from another one, it may say otherwise.
+    path.write_text("x:\n  y: &y {<<: {b: 0}, b: 1, c: 1}\nz: {<<: *y, b: 2}\n")
+    assert read_yaml(path, "a") == {"x": {"y": {"b": 1, "c": 1}}, "z": {"b": 2, "c": 1}}
+
+
 def test_a_grid_is_every_combination_of_its_values() -> None:
     cells = combinations(["alpha=[0.1, 1]", 'method=["fedper", "pfakd"]'])
     assert cells == [
