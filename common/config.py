@@ -176,7 +176,10 @@ def _typed(key: str, value: Any, kind: Any) -> Scalar | tuple[str, ...]:
         return tuple(listed)
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
     if kind is float and type(value) is int:
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError as error:
+            raise ConfigError(f"{key}: has a number of more than 308 digits; write one that is below 1e308") from error
     if type(value) is not kind or value != value:
         raise ConfigError(f"{key} = {value!r}: must be {names[kind]}")
     return value  # type: ignore[no-any-return]

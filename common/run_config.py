@@ -60,7 +60,7 @@ def _parse(text: str, of: str, example: str) -> dict[str, Any]:
         return flat(tomllib.loads("\n".join(f"{key} = {value}" for key, value in _pairs(text, of))))
     except OSError as error:
         raise ConfigError(f"{of} {text}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # a TOMLDecodeError, or a number of more digits than Python reads
         raise ConfigError(f"{of} {text!r} cannot be read ({error}); it must be like {example}") from error
 
 

@@ -30,6 +30,19 @@ class _Loader(yaml.SafeLoader):
             lines[what] = line
         return node
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Return the value of a node.
+
+        Raises:
+            ConfigError: it is not of the kind that it looks like or says to be: 2024-02-30, a number of 5000 digits.
+        """
+        try:
+            return super().construct_object(node, deep)
+        except (ArithmeticError, AttributeError, LookupError, ValueError) as error:  # PyYAML lets them all through
+            line, kind, said = node.start_mark.line + 1, node.tag.rpartition(":")[2], printable(node.value, 40)
+            wrong = f"line {line}: {said!r} is no {kind}; write another value, or a text in quotes"
+            raise ConfigError(wrong) from error
+
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
@@ -40,7 +53,8 @@ def read_yaml(path: Path, name: str) -> Any:
     """Return the content of a YAML file; ``name`` is what errors call it.
 
     Raises:
-        ConfigError: it cannot be read, is nested too deeply, is not YAML, or has a key twice.
+        ConfigError: it cannot be read, is nested too deeply, is not YAML, or has a key twice or a value that cannot
+            be read.
     """
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _Loader)

@@ -244,6 +244,15 @@ def test_the_clients_of_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (b"a: \xff\xfe", "is not YAML ('utf-8' codec can't decode"),
         (b"a: [1, 2", "is not YAML (while parsing a flow sequence"),
         (b"[" * 10_000, "is nested too deeply"),
+        (b"a: 1\nb: [!!int x]", "line 2: 'x' is no int; write another value, or a text in quotes"),
+        (b"a: !!int ''", "line 1: '' is no int; write another value, or a text in quotes"),
+        (b"a: !!bool x", "line 1: 'x' is no bool; write another value, or a text in quotes"),
+        (b"a: !!timestamp x", "line 1: 'x' is no timestamp; write another value, or a text in quotes"),
+        (
+            b"a: !!timestamp 2024-02-30",
+            "line 1: '2024-02-30' is no timestamp; write another value, or a text in quotes",
+        ),
+        (b"a: " + b"9" * 5000, "line 1: '" + "9" * 39 + "…' is no int; write another value"),
     ],
 )
 def test_a_yaml_file_makes_no_objects_and_no_traceback(
@@ -272,6 +281,15 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
     # What a table takes from another one, it may say otherwise.
     path.write_text("x:\n  y: &y {<<: {b: 0}, b: 1, c: 1}\nz: {<<: *y, b: 2}\n")
     assert read_yaml(path, "a") == {"x": {"y": {"b": 1, "c": 1}}, "z": {"b": 2, "c": 1}}
+
+
+def test_a_number_of_many_digits_is_one_line(tmp_path: Path) -> None:
+    line = "alpha: has a number of more than 308 digits; write one that is below 1e308"
+    for number in (10**400, -(10**400), 10**5000):
+        with pytest.raises(ConfigError, match=f"^{line}$"):
+            read_config(run_config(tmp_path, alpha=number))
+    with pytest.raises(ConfigError, match=r"^run config 'alpha=9+' cannot be read \([^\n]*\); it must be like [^\n]*$"):
+        parse_run_config("alpha=" + "9" * 5000)
 
 
 def test_a_grid_is_every_combination_of_its_values() -> None:
