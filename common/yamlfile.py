@@ -10,7 +10,11 @@ from common.errors import ConfigError, one_line, printable
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads ``1e-5`` as a number, as YAML 1.2 has it; to YAML 1.1 it is a text. A table has each key once."""
+    """Has each key of a table once, and as numbers the decimal ones of YAML 1.2.
+
+    ``1e-5`` is one, which to YAML 1.1 is a text; ``010``, ``1:30`` and ``1_000`` are texts, not 8, 90 and 1000 as in
+    YAML 1.1, and so are dates.
+    """
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Return the node of a table.
@@ -34,7 +38,7 @@ class _Loader(yaml.SafeLoader):
         """Return the value of a node.
 
         Raises:
-            ConfigError: it is not of the kind that it looks like or says to be: 2024-02-30, a number of 5000 digits.
+            ConfigError: it is not of the kind that it looks like or says to be: ``!!int x``, a number of 5000 digits.
         """
         try:
             return super().construct_object(node, deep)
@@ -44,9 +48,18 @@ class _Loader(yaml.SafeLoader):
             raise ConfigError(wrong) from error
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+_FORMS = {
+    "tag:yaml.org,2002:int": r"[-+]?(0|[1-9][0-9]*)$",
+    "tag:yaml.org,2002:float": (
+        r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
+    ),
+}
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in forms if tag not in (*_FORMS, "tag:yaml.org,2002:timestamp")]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _tag, _form in _FORMS.items():
+    _Loader.add_implicit_resolver(_tag, re.compile(_form), list("-+0123456789."))
 
 
 def read_yaml(path: Path, name: str) -> Any:

@@ -283,6 +283,34 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
     assert read_yaml(path, "a") == {"x": {"y": {"b": 1, "c": 1}}, "z": {"b": 2, "c": 1}}
 
 
+def test_numbers_of_a_yaml_file_are_the_decimal_ones(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    numbers = {"0": 0, "-7": -7, "+12": 12, "2.5": 2.5, "1.": 1.0, "-.5": -0.5, "05.5": 5.5, "1e-5": 1e-5, "2E3": 2e3}
+    numbers |= {"1.5e+2": 150.0, ".5e1": 5.0, ".inf": inf, "-.inf": -inf}
+    for text, number in numbers.items():
+        path.write_text(f"[{text}]")
+        (read,) = read_yaml(path, "a")
+        assert (read, type(read)) == (number, type(number))
+    path.write_text("[.nan, true, null]")
+    assert str(read_yaml(path, "a")) == "[nan, True, None]"
+    for text in (
+        "010",
+        "-010",
+        "1:30",
+        "1:30.5",
+        "1_000",
+        "1_0.5",
+        "0x10",
+        "0b1",
+        "1e",
+        ".",
+        "2024-02-30",
+        "2024-02-28",
+    ):
+        path.write_text(f"[{text}]")
+        assert read_yaml(path, "a") == [text]
+
+
 def test_a_number_of_many_digits_is_one_line(tmp_path: Path) -> None:
     line = "alpha: has a number of more than 308 digits; write one that is below 1e308"
     for number in (10**400, -(10**400), 10**5000):
