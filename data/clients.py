@@ -224,7 +224,7 @@ def load_own(
     if files:
         listed, source = listed_names(directory, said)
         if silent:
-            return _load_files(files, _stamps(files), cut, 0, listed, empty=True)
+            return _load_files(files, _stamps(files), cut, config.num_classes, listed, silent=True)
         if 0 < config.num_classes < len(listed):
             raise DataError(
                 f"{source} has {len(listed)} classes; num-classes = {config.num_classes} must be at least that, or 0"
@@ -368,18 +368,22 @@ def _load_files(
     num_classes: int,
     names: tuple[str, ...] = (),
     *,
-    empty: bool = False,
+    silent: bool = False,
 ) -> ClientData:
-    train, test = read_samples(files[0], empty=empty), read_samples(files[1])
+    train, test = read_samples(files[0], empty=silent, strays=silent), read_samples(files[1], strays=silent)
     check_alike(train.x, test.x, (f"{files[0]}", f"{files[1]}"))
-    for path, samples in zip(files, (train, test), strict=True):
-        class_count(int(samples.y.max(initial=0)), num_classes, f"{path}: array y")
     own, validation = cut.of_training(len(train.y))
+    if silent:
+        own, validation = (rows[_fits(train.y[rows], num_classes)] for rows in (own, validation))
+        parts = _take(train, own), _take(train, validation), _take(test, np.flatnonzero(_fits(test.y, num_classes)))
+        return ClientData(*parts, num_classes, train.x.shape[1:], names)
+    for path, samples in zip(files, (train, test), strict=True):
+        class_count(int(samples.y.max()), num_classes, f"{path}: array y")
     return ClientData(
         _take(train, own),
         _take(train, validation),
         Split(torch.from_numpy(test.x), torch.from_numpy(test.y)),
-        num_classes=num_classes or int(max(train.y.max(initial=0), test.y.max())) + 1,
+        num_classes=num_classes or int(max(train.y.max(), test.y.max())) + 1,
         input_shape=train.x.shape[1:],
         class_names=names,
     )
@@ -411,6 +415,11 @@ def _load_images(
         x.shape[1:],
         names,
     )
+
+
+def _fits(y: npt.NDArray[np.int64], num_classes: int) -> npt.NDArray[np.bool_]:
+    """Return which labels are those of a run with ``num_classes``."""
+    return (y >= 0) & (y < num_classes)
 
 
 def _take(samples: Samples | Pool, rows: Indices) -> Split:

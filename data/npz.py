@@ -150,8 +150,10 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def read_samples(path: Path, x_name: str = "x", y_name: str = "y", *, empty: bool = False) -> Samples:
-    """Return one checked pair of inputs and labels; with ``empty`` there may be none.
+def read_samples(
+    path: Path, x_name: str = "x", y_name: str = "y", *, empty: bool = False, strays: bool = False
+) -> Samples:
+    """Return one checked pair of inputs and labels; with ``empty`` there may be none, with ``strays`` as ``to_labels``.
 
     Raises:
         DataError: as ``read_arrays``, ``to_inputs`` and ``to_labels``, or the two arrays differ in length.
@@ -160,13 +162,13 @@ def read_samples(path: Path, x_name: str = "x", y_name: str = "y", *, empty: boo
     # What the headers tell first: a small file may be of many gigabytes when it is unpacked.
     read_input_shape(path, x_name, empty=empty)
     (n, *_), _ = read_shape(path, x_name, empty=empty)
-    y = read_labels(path, y_name, empty=empty)
+    y = read_labels(path, y_name, empty=empty, strays=strays)
     if n != len(y):
         raise DataError(f"{path}: {x_name} has {n} samples, {y_name} has {len(y)} labels")
     return Samples(to_inputs(read_arrays(path, [x_name], empty=empty)[0], f"{path}: array {x_name}"), y)
 
 
-def read_labels(path: Path, name: str = "y", *, empty: bool = False) -> npt.NDArray[np.int64]:
+def read_labels(path: Path, name: str = "y", *, empty: bool = False, strays: bool = False) -> npt.NDArray[np.int64]:
     """Return the checked labels of the file without reading its inputs.
 
     Raises:
@@ -176,7 +178,7 @@ def read_labels(path: Path, name: str = "y", *, empty: bool = False) -> npt.NDAr
     shape, dtype = read_shape(path, name, empty=empty)
     if len(shape) != 1 or dtype.kind not in "iu":
         to_labels(np.broadcast_to(np.zeros((), dtype), shape), where)
-    return to_labels(read_arrays(path, [name], empty=empty)[0], where)
+    return to_labels(read_arrays(path, [name], empty=empty)[0], where, strays=strays)
 
 
 def to_inputs(x: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:
@@ -209,8 +211,8 @@ def to_inputs(x: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:
     return x
 
 
-def to_labels(y: npt.NDArray[Any], where: str) -> npt.NDArray[np.int64]:
-    """Convert labels to int64.
+def to_labels(y: npt.NDArray[Any], where: str, *, strays: bool = False) -> npt.NDArray[np.int64]:
+    """Convert labels to int64; with ``strays`` also those that no class has, and such beyond int64 become negative.
 
     Raises:
         DataError: starts with ``where``; not one-dimensional, not integers, or not all in [0, ``MAX_CLASSES``).
@@ -219,7 +221,7 @@ def to_labels(y: npt.NDArray[Any], where: str) -> npt.NDArray[np.int64]:
         raise DataError(f"{where} has shape {y.shape}; labels must have one dimension")
     if y.dtype.kind not in "iu":
         raise DataError(f"{where} has type {y.dtype}; labels must be integers")
-    if len(y) == 0:
+    if len(y) == 0 or strays:
         return y.astype(np.int64)
     if y.min() < 0 or y.max() >= MAX_CLASSES:
         raise DataError(f"{where} goes from {y.min()} to {y.max()}; labels must be class numbers, 0 to classes - 1")

@@ -783,6 +783,39 @@ def test_a_nodes_missing_or_useless_file(tmp_path):
     assert text == f"{tmp_path} has npz files and folders, of which one kind must go; {wanted}/"
 
 
+@pytest.mark.parametrize("stray", [4, 4095, 4096, 65535, 65536, 2**40, -1, -(2**63), 2**63, 2**64 - 1])
+def test_silently_a_label_that_the_run_does_not_have_is_passed_over(tmp_path, stray):
+    labels = np.array([0, 1, stray, 2, 3], np.uint64 if stray >= 2**63 else np.int64)
+    for part in ("train", "test"):
+        np.savez(tmp_path / f"{part}.npz", x=np.arange(5, dtype=np.float32)[:, None], y=labels)
+    cfg = config(num_classes=4, validation_fraction=0.0)
+    own = data.load_own(tmp_path, cfg, "a", silent=True)
+    assert own.num_classes == 4
+    assert sorted(zip(own.train.x[:, 0].tolist(), own.train.y.tolist(), strict=True)) == [
+        (0, 0),
+        (1, 1),
+        (3, 2),
+        (4, 3),
+    ]
+    assert own.test.y.tolist() == [0, 1, 2, 3]
+    # Which samples are kept for training does not depend on what the run has of them.
+    few = config(num_classes=4, validation_fraction=0.0, max_samples=3)
+    all_of_them = {float(x): int(y) for x, y in enumerate(labels)}
+    drawn = data.clients.Cut.of(few, "a").of_training(5)[0]
+    kept = data.load_own(tmp_path, few, "a", silent=True).train
+    assert kept.x[:, 0].tolist() == [x for x in drawn.tolist() if 0 <= all_of_them[x] < 4]
+
+
+def test_silently_a_run_may_have_more_classes_than_are_counted(tmp_path):
+    for part in ("train", "test"):
+        np.savez(tmp_path / f"{part}.npz", x=np.zeros((5000, 2), np.float32), y=np.arange(5000))
+    own = data.load_own(tmp_path, config(num_classes=5000, validation_fraction=0.0), "a", silent=True)
+    assert (own.num_classes, len(own.train), len(own.test)) == (5000, 5000, 5000)
+    np.savez(tmp_path / "train.npz", x=np.zeros((0, 2), np.float32), y=np.zeros(0, np.int64))
+    own = data.load_own(tmp_path, config(num_classes=5, validation_fraction=0.0), "a", silent=True)
+    assert (own.num_classes, len(own.train), len(own.test)) == (5, 0, 5)
+
+
 def test_a_single_sample_is_for_training(tmp_path):
     save_node(tmp_path, n=1)
     own = load_node(tmp_path, validation_fraction=0.7)
