@@ -11,11 +11,13 @@ import numpy.typing as npt
 from numpy.lib import format as npy
 from numpy.lib.npyio import NpzFile
 
-from common.errors import DataError
+from common.errors import DataError, printable
 from common.memory import available_memory
 
 # A larger label is probably an identifier, not a class; it would set the size of the head and of all label counts.
 MAX_CLASSES = 65536
+# Inputs have four; numpy fails on more than 64.
+_MOST_DIMENSIONS = 8
 # So many classes are counted from labels alone; for more, a run has to say how many it means.
 MAX_COUNTED = 4096
 
@@ -35,7 +37,7 @@ def check_arrays(path: Path, names: Sequence[str]) -> None:
     """Check that the file has the arrays ``names``, without reading them.
 
     Raises:
-        DataError: the file is missing or is not an npz file, or an array is missing.
+        DataError: the file is missing or is not an npz file, or an array is missing or there twice.
     """
     with _open(path, names):
         pass
@@ -55,11 +57,12 @@ def read_arrays(path: Path, names: Sequence[str], *, empty: bool = False) -> lis
     """Return the arrays ``names`` of the file, unchanged; with ``empty`` they may be of no sample.
 
     Raises:
-        DataError: as ``check_arrays``, or an array is truncated, altered, empty, or made of Python objects.
+        DataError: as ``check_arrays``, or an array is truncated, altered, empty, made of Python objects, or more than
+            this machine has memory for.
     """
     arrays = []
     for name in names:
-        _check_room(path, name, empty=empty)
+        read_shape(path, name, empty=empty)
     with _open(path, names) as file:
         for name in names:
             try:
@@ -91,12 +94,27 @@ def read_shape(path: Path, name: str, *, empty: bool = False) -> tuple[tuple[int
             version = npy.read_magic(content)
             read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
             shape, _, dtype = read(content)
+            said = printable(shape, 60)  # fails on a number of more digits than Python writes
     except Exception as error:  # as in read_arrays
         raise DataError(f"{path}: array {name} cannot be read ({_first_line(error)})") from error
     if dtype.hasobject:
         raise DataError(f"{path}: array {name} cannot be read (it is made of Python objects)")
+    if not dtype.itemsize or dtype.subdtype:
+        raise DataError(f"{path}: array {name} has type {dtype}; it must be made of numbers")
+    if len(shape) > _MOST_DIMENSIONS or not all(type(n) is int and 0 <= n < 2**63 for n in shape):
+        raise DataError(
+            f"{path}: array {name} has shape {said}; it must be at most {_MOST_DIMENSIONS} whole numbers, from 0 "
+            "to below 2^63"
+        )
     if _is_empty(shape, empty):
         raise DataError(f"{path}: array {name} is empty, its shape is {shape}")
+    # Of no sample the room for one is asked for: its shape is tried.
+    size, room = math.prod(max(n, 1) for n in shape) * dtype.itemsize, available_memory()
+    if size > room:
+        raise DataError(
+            f"{path}: array {name} has {size / 1e9:.1f} GB when it is unpacked, its shape is {shape}; "
+            f"this machine has {room / 1e9:.1f} GB left"
+        )
     return shape, dtype
 
 
@@ -108,23 +126,11 @@ def read_input_shape(path: Path, name: str = "x", *, empty: bool = False) -> tup
     """
     shape, dtype = read_shape(path, name, empty=empty)
     where = f"{path}: array {name}"
-    _check_room(path, name, empty=empty)
     try:
         return to_inputs(np.zeros((1, *shape[1:]), dtype), where).shape[1:]
     except DataError:
         # Again with the true shape, for the message; a broadcast array takes no memory and is refused before a copy.
         return to_inputs(np.broadcast_to(np.zeros((), dtype), shape), where).shape[1:]
-
-
-def _check_room(path: Path, name: str, *, empty: bool) -> None:
-    """Refuse an array that this machine has no memory for, before it is unpacked."""
-    shape, dtype = read_shape(path, name, empty=empty)
-    size, room = math.prod(shape) * dtype.itemsize, available_memory()
-    if size > room:
-        raise DataError(
-            f"{path}: array {name} has {size / 1e9:.1f} GB when it is unpacked, its shape is {shape}; "
-            f"this machine has {room / 1e9:.1f} GB left"
-        )
 
 
 def _open(path: Path, names: Sequence[str]) -> NpzFile:
@@ -143,6 +149,9 @@ def _open(path: Path, names: Sequence[str]) -> NpzFile:
         if name not in file.files:
             file.close()
             raise DataError(f"{path}: array {name} is missing; the file has {', '.join(file.files) or 'no arrays'}")
+        if file.files.count(name) > 1:
+            file.close()
+            raise DataError(f"{path}: array {name} is there twice, as {name} or {name}.npy; there must be one")
     return file
 
 

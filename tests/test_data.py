@@ -982,6 +982,86 @@ def test_a_small_file_that_unpacks_to_much_is_refused_unread(tmp_path, shape, dt
         tracemalloc.stop()
 
 
+def save_headers(path, **arrays):
+    """Write an npz of arrays that have headers, of type and shape, and nothing behind them."""
+    with zipfile.ZipFile(path, "w") as file:
+        for name, (dtype, shape) in arrays.items():
+            with file.open(f"{name}.npy", "w") as content:
+                header = {"descr": dtype, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(content, header)
+
+
+MANY = (1,) * 100
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "wrong"),
+    [
+        (
+            ("<f4", (4, 3)),
+            ("<f8", (10**30,)),
+            "array y has shape (1" + "0" * 30 + ",); it must be at most 8 whole numbers",
+        ),
+        (
+            ("<f4", (4, 3)),
+            ("<i8", (10**4000,)),
+            "array y has shape (1" + "0" * 57 + "…; it must be at most 8 whole",
+        ),
+        (("<f4", (4, 3)), ("<i8", (2**62,)), "array y has 36893488147.4 GB when it is unpacked"),
+        (
+            ("<f4", (4, 3)),
+            ("<i8", MANY),
+            "array y has shape (1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1…; it must",
+        ),
+        (("<f4", MANY), ("<i8", (1,)), "array x has shape (1, 1, 1,"),
+        (
+            ("<f4", (-4, 3)),
+            ("<i8", (4,)),
+            "array x has shape (-4, 3); it must be at most 8 whole numbers, from 0 to",
+        ),
+        (("<f4", (True, 3)), ("<i8", (1,)), "array x has shape (True, 3); it must be at most 8 whole numbers, from 0"),
+        (
+            ("<f4", (0, 10**13)),
+            ("<i8", (0,)),
+            "array x has 40000.0 GB when it is unpacked, its shape is (0, 100000000000",
+        ),
+        (("|S0", (4, 10**15)), ("<i8", (4,)), "array x has type |S0; it must be made of numbers"),
+        (("|V0", (4, 10**19)), ("<i8", (4,)), "array x has type |V0; it must be made of numbers"),
+        (("<f4", (4, 3)), ("(10,)<i8", (4,)), "array y has type ('<i8', (10,)); it must be made of numbers"),
+    ],
+)
+def test_a_header_that_no_array_has_is_one_line_and_takes_no_memory(tmp_path, x, y, wrong):
+    save_headers(tmp_path / "a.npz", x=x, y=y)
+    tracemalloc.start()
+    try:
+        text = message(read_samples, tmp_path / "a.npz", empty=True)
+        assert tracemalloc.get_traced_memory()[1] < 5e6
+    finally:
+        tracemalloc.stop()
+    assert text.startswith(f"{tmp_path}/a.npz: {wrong}")
+    assert len(text) < len(str(tmp_path)) + 200
+
+
+def test_a_shape_that_python_cannot_write_is_one_line(tmp_path):
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (0x" + b"f" * 9000 + b",)}\n"
+    with zipfile.ZipFile(tmp_path / "b.npz", "w") as file:
+        file.writestr("x.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
+        file.writestr("y.npy", b"")
+    text = message(read_samples, tmp_path / "b.npz")
+    assert text.startswith(f"{tmp_path}/b.npz: array x cannot be read (Exceeds the limit (4300 digits)")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("name", ["x", "x.npy"])
+def test_an_array_that_is_there_twice_is_refused(tmp_path, name):
+    np.savez(tmp_path / "a.npz", x=np.zeros((4, 3), np.float32), y=np.zeros(4, int))
+    np.save(tmp_path / "other.npy", np.ones((4, 3), np.float32))
+    with zipfile.ZipFile(tmp_path / "a.npz", "a") as file:
+        file.write(tmp_path / "other.npy", name)
+    text = message(read_samples, tmp_path / "a.npz")
+    assert text == f"{tmp_path}/a.npz: array x is there twice, as x or x.npy; there must be one"
+
+
 def test_a_label_that_strayed_makes_no_classes(tmp_path):
     assert class_count(4095, 0, "here") == 4096
     assert class_count(65535, 65536, "here") == 65536
