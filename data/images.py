@@ -18,6 +18,7 @@ import numpy.typing as npt
 from common.config import nearest
 from common.durable import make_folder, write_whole
 from common.errors import ConfigError, DataError, one_line
+from common.memory import available_memory
 from data.files import entries, is_dir, is_file, status
 
 log = logging.getLogger("flwr")
@@ -186,7 +187,7 @@ def read_images(files: Sequence[str], form: Form, *, mixed: bool) -> npt.NDArray
 
     Raises:
         DataError: names the first image that cannot be decoded, has more than 8 bits a channel, or differs from the
-            first in size, or in kind if not ``mixed``.
+            first in size, or in kind if not ``mixed``; or this machine has no memory for all of them.
     """
     pixels = np.empty((0, 1, 0, 0), dtype=np.uint8)
     with warnings.catch_warnings():
@@ -197,6 +198,7 @@ def read_images(files: Sequence[str], form: Form, *, mixed: bool) -> npt.NDArray
         for i, file in enumerate(files):
             image = _decode(file, form)
             if i == 0:
+                _check_room(len(files), image, file)
                 pixels = np.empty((len(files), *image.shape), dtype=np.uint8)
             if image.shape[1:] != pixels.shape[2:]:
                 raise DataError(
@@ -208,6 +210,7 @@ def read_images(files: Sequence[str], form: Form, *, mixed: bool) -> npt.NDArray
                     kinds = ("grey", "in colour") if len(image) == 1 else ("in colour", "grey")
                     raise DataError(f"{file} is {kinds[0]}, {files[0]} is {kinds[1]}; set image-channels to 1 or 3")
                 if pixels.shape[1] == 1:
+                    _check_room(len(files), image, file)
                     pixels = np.repeat(pixels, 3, axis=1)
             pixels[i] = image
     return pixels
@@ -240,6 +243,16 @@ def decoded(cache: Path | None, key: object, decode: Callable[[], npt.NDArray[np
     except OSError as error:
         log.warning("%s: decoded images are not kept (%s)", cache, error.strerror)
     return pixels
+
+
+def _check_room(n: int, image: npt.NDArray[np.uint8], file: str) -> None:
+    """Refuse ``n`` images like this one, that of ``file``, if this machine has no memory for them."""
+    size, room = n * image.nbytes, available_memory()
+    if size > room:
+        raise DataError(
+            f"{file} is {_size(image)} pixels, and {n} such images have {size / 1e9:.1f} GB when they are decoded; "
+            f"this machine has {room / 1e9:.1f} GB left; set image-size to fewer pixels a side"
+        )
 
 
 def _some_folders(part: Path) -> list[Path]:

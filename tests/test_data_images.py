@@ -523,6 +523,26 @@ def test_more_than_eight_bits_are_not_cut_off(tmp_path):
         )
 
 
+def test_more_images_than_there_is_memory_for_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "a.png"
+    Image.new("RGB", (3000, 2000)).save(path)
+    text = message(read_images, [str(path)] * 1_000_000, Form(0, 0), mixed=False)
+    assert text.startswith(
+        f"{path} is 3000 x 2000 pixels, and 1000000 such images have 18000.0 GB when they are decoded; this machine "
+    )
+    assert text.endswith(" GB left; set image-size to fewer pixels a side")
+    # Resized they fit; where one in colour comes, grey ones must fit as such.
+    monkeypatch.setattr("data.images.available_memory", lambda: 4 * 30 * 20 * 3)
+    assert read_images([str(path)] * 4, Form(20, 0), mixed=False).shape == (4, 3, 20, 20)
+    save(tmp_path / "grey.png", grey(20, 30))
+    save(tmp_path / "rgb.png", colour(20, 30))
+    files = [str(tmp_path / f"{name}.png") for name in ("grey", "rgb", "grey", "grey")]
+    assert read_images(files, Form(0, 0), mixed=True).shape == (4, 3, 20, 30)
+    monkeypatch.setattr("data.images.available_memory", lambda: 4 * 30 * 20 * 3 - 1)
+    text = message(read_images, files, Form(0, 0), mixed=True)
+    assert text.startswith(f"{tmp_path}/rgb.png is 30 x 20 pixels, and 4 such images have ")
+
+
 DEEP = np.random.default_rng(0).integers(256, 4096, (4, 5, 4), dtype=np.uint16)
 SHALLOW = (DEEP >> 4).astype(np.uint8)
 
