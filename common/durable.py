@@ -74,7 +74,7 @@ def locked(folder: Path, *, wait: bool) -> Iterator[None]:
         yield
 
 
-def write_whole(path: Path, content: bytes, *, sync: bool = True, private: bool = False) -> None:
+def write_whole(path: Path, content: bytes | memoryview, *, sync: bool = True, private: bool = False) -> None:
     """Write ``path`` so that a crash at any moment leaves the old content or the new, never a part.
 
     Args:
@@ -134,7 +134,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return content
 
 
-def digest(content: bytes) -> str:
+def digest(content: bytes | memoryview) -> str:
     """Return the SHA-256 sum of ``content``."""
     return hashlib.sha256(content).hexdigest()
 

@@ -10,13 +10,14 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib import format as npy
 
 from common.config import nearest
-from common.durable import make_folder, write_whole
+from common.durable import digest, make_folder, read_manifest, write_manifest, write_whole
 from common.errors import ConfigError, DataError, one_line
 from common.memory import available_memory
 from data.files import entries, is_dir, is_file, status
@@ -219,30 +220,48 @@ def read_images(files: Sequence[str], form: Form, *, mixed: bool) -> npt.NDArray
 def decoded(cache: Path | None, key: object, decode: Callable[[], npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
     """Return ``decode()``, from a file in ``cache`` if it was called for this ``key`` last time.
 
-    If the file cannot be read or ``cache`` cannot be written, the images are decoded again.
+    If the file is not what was written, or ``cache`` cannot be written, the images are decoded again.
     """
     if cache is None:
         return decode()
-    name = f"images-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}.npy"
+    name = f"images-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}"
+    path, manifest = cache / f"{name}.npy", cache / f"{name}.json"
     try:
-        with (cache / name).open("rb") as file:
-            pixels: npt.NDArray[np.uint8] = np.load(file, allow_pickle=False)
-            return pixels
+        with path.open("rb") as file:
+            return _read_decoded(file, read_manifest(manifest))
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, EOFError) as error:
-        log.warning("%s: is decoded anew (%s)", cache / name, one_line(error))
+    except Exception as error:  # on a damaged file numpy raises errors of many types
+        log.warning("%s: is decoded anew (%s)", path, one_line(error) or type(error).__name__)
     pixels = decode()
     try:
+        if pixels.nbytes > available_memory():
+            raise MemoryError("this machine has no memory left for a copy")
         make_folder(cache, private=True)
-        for old in cache.glob("images-*.npy"):
+        for old in cache.glob("images-*"):
             old.unlink()
         content = io.BytesIO()
         np.save(content, pixels, allow_pickle=False)
-        write_whole(cache / name, content.getvalue(), sync=False, private=True)
-    except OSError as error:
-        log.warning("%s: decoded images are not kept (%s)", cache, error.strerror)
+        write_whole(path, content.getbuffer(), sync=False, private=True)
+        write_manifest(manifest, _about(pixels), sync=False, private=True)
+    except (OSError, MemoryError) as error:
+        log.warning("%s: decoded images are not kept (%s)", cache, getattr(error, "strerror", None) or one_line(error))
     return pixels
+
+
+def _read_decoded(file: IO[bytes], about: dict[str, Any]) -> npt.NDArray[np.uint8]:
+    """Return the images in ``file``, which its manifest is ``about``; raise any error if they are not those."""
+    if os.fstat(file.fileno()).st_size > available_memory():
+        raise MemoryError("this machine has no memory left for it")
+    pixels: npt.NDArray[np.uint8] = npy.read_array(file, allow_pickle=False)
+    if _about(pixels) != about:
+        raise ValueError("it is damaged: its checksum is wrong")
+    return pixels
+
+
+def _about(pixels: npt.NDArray[np.uint8]) -> dict[str, Any]:
+    """Return the manifest of decoded images."""
+    return {"type": str(pixels.dtype), "shape": list(pixels.shape), "checksum-of-pixels": digest(pixels.data)}
 
 
 def _check_room(n: int, image: npt.NDArray[np.uint8], file: str) -> None:

@@ -250,6 +250,70 @@ def test_a_nodes_images_are_decoded_again_only_if_one_changed(tmp_path):
     assert node(tmp_path, num_classes=7).num_classes == 7
 
 
+def cached(folder):
+    """Return a node's images, read as by a new process, and whether they were decoded, which writes the cache anew."""
+    data.clients._load_images.cache_clear()
+    before = [path.stat().st_mtime_ns for path in (folder / "cache").glob("*.npy")]
+    own = data.load_own(folder, config(validation_fraction=0.0), "a", folder / "cache")
+    return own, [path.stat().st_mtime_ns for path in (folder / "cache").glob("*.npy")] != before
+
+
+def damages():
+    """Yield what may become of the two files of a cache, by name."""
+    header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (90000000000000, 1, 6, 5), }".ljust(117) + b"\n"
+    yield "pixels", lambda npy, _: (npy[:-30] + bytes(30), None)
+    yield "huge", lambda npy, _: (npy[:10] + header + npy[128:], None)
+    yield "short", lambda npy, _: (npy[:-1], None)
+    yield "empty", lambda npy, _: (b"", None)
+    yield "zeros", lambda npy, _: (bytes(len(npy)), None)
+    yield "fewer", lambda npy, _: (npy.replace(b"(15, 1, 6, 5)", b"(14, 1, 6, 5)"), None)
+    yield "turned", lambda npy, _: (npy.replace(b"(15, 1, 6, 5)", b"(15, 1, 5, 6)"), None)
+    yield "signed", lambda npy, _: (npy.replace(b"|u1", b"|i1"), None)
+    yield "bool", lambda npy, _: (npy.replace(b"|u1", b"|b1"), None)
+    yield "pickled", lambda npy, _: (npy.replace(b"'|u1'", b"'|O' "), None)
+    yield "no header", lambda npy, _: (npy[:10] + b"(" * 117 + b"\n" + npy[128:], None)
+    yield "zip", lambda npy, _: (b"PK\3\4" + npy, None)
+    yield "no manifest", lambda npy, _: (npy, b"")
+    yield "manifest", lambda npy, said: (npy, said.replace(b"uint8", b"uint9"))
+
+
+DAMAGES = dict(damages())
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_cache_of_decoded_images_is_decoded_anew(tmp_path, damage, caplog):
+    save_node(tmp_path)
+    first, decoded = cached(tmp_path)
+    assert decoded
+    again, decoded = cached(tmp_path)
+    assert not decoded
+    pixels, manifest = (next((tmp_path / "cache").glob(f"images-*.{end}")) for end in ("npy", "json"))
+    contents = pixels.read_bytes(), manifest.read_bytes()
+    found = DAMAGES[damage](*contents)
+    assert found != contents
+    for path, content in zip((pixels, manifest), found, strict=True):
+        if content is not None:
+            path.write_bytes(content)
+    anew, decoded = cached(tmp_path)
+    assert decoded
+    assert f"{pixels}: is decoded anew (" in caplog.text
+    for own in (again, anew):
+        assert torch.equal(own.train.x, first.train.x)
+        assert own.train.x.dtype == torch.uint8
+        assert torch.equal(own.test.x, first.test.x)
+    # What was there is replaced.
+    assert (pixels.read_bytes(), manifest.read_bytes()) == contents
+    assert not cached(tmp_path)[1]
+
+
+def test_a_cache_has_the_images_of_one_state_of_the_files(tmp_path):
+    save_node(tmp_path)
+    cached(tmp_path)
+    save(tmp_path / "test" / "cat" / "new.png", grey())
+    assert cached(tmp_path)[1]
+    assert sorted(path.suffix for path in (tmp_path / "cache").iterdir()) == [".json", ".npy"]
+
+
 def test_half_of_a_nodes_images(tmp_path):
     save_classes(tmp_path / "train", {"cat": 3})
     text = message(node, tmp_path)
