@@ -516,6 +516,12 @@ DEFECTS: list[Defect] = [
             "if self.validation_fraction > 0.95 + 1e-9:",
             CONFIG,
         ),
+        (
+            "a number of hundreds of digits is a traceback",
+            "        except OverflowError as error:",
+            "        except ZeroDivisionError as error:",
+            "tests/test_config.py::test_a_number_of_many_digits_is_one_line",
+        ),
     ),
     *_of(
         "parser",
@@ -531,6 +537,18 @@ DEFECTS: list[Defect] = [
             "except (yaml.YAMLError, UnicodeDecodeError) as error:",
             "except yaml.YAMLError as error:",
             f"{CONFIG}::test_a_yaml_file_makes_no_objects_and_no_traceback",
+        ),
+        (
+            "a key that stands twice takes the last value",
+            "            if what in lines:",
+            "            if False:",
+            "tests/test_config.py::test_a_key_that_stands_twice_is_refused",
+        ),
+        (
+            "a number that begins with 0 is a number",
+            '"tag:yaml.org,2002:int": r"[-+]?(0|[1-9][0-9]*)$"',
+            '"tag:yaml.org,2002:int": r"[-+]?[0-9]+$"',
+            "tests/test_config.py::test_numbers_of_a_yaml_file_are_the_decimal_ones",
         ),
     ),
     *_of(
@@ -560,6 +578,12 @@ DEFECTS: list[Defect] = [
             "return order[validation:], order[:validation]",
             "return order[max(validation - 1, 0) :], order[:validation]",
             DATA,
+        ),
+        (
+            "a label below 0 is one of the run's classes",
+            "return (y >= 0) & (y < num_classes)",
+            "return y < num_classes",
+            "tests/test_data.py::test_silently_a_label_that_the_run_does_not_have_is_passed_over",
         ),
     ),
     *_of(
@@ -664,6 +688,62 @@ DEFECTS: list[Defect] = [
             "            config.num_classes,\n",
             "            0,\n",
             f"{DATA}::test_num_classes_is_taken_or_refused",
+        ),
+        (
+            "a label of a damaged file makes a class",
+            "        if largest >= classes:",
+            "        if largest > 255:",
+            "tests/test_data.py::test_a_bit_of_a_label_that_flipped_makes_no_classes",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/images.py",
+        (
+            "a PNG of 16 bits a colour is cut off to 8",
+            "depth = content.read(25)[24]",
+            "depth = content.read(25)[24] % 16",
+            "tests/test_data_images.py::test_more_than_eight_bits_of_a_colour_are_not_cut_off",
+        ),
+        (
+            "memory is asked for one image",
+            "    size, room = n * image.nbytes, available_memory()",
+            "    size, room = image.nbytes, available_memory()",
+            "tests/test_data_images.py::test_more_images_than_there_is_memory_for_are_refused",
+        ),
+        (
+            "a damaged cache of images is taken",
+            "    if _about(pixels) != about:",
+            "    if False:",
+            "tests/test_data_images.py::test_a_damaged_cache_of_decoded_images_is_decoded_anew",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/npz.py",
+        (
+            "a protected node tells of a label that no class has",
+            "if len(y) == 0 or strays:",
+            "if len(y) == 0:",
+            "tests/test_data.py::test_silently_a_label_that_the_run_does_not_have_is_passed_over",
+        ),
+        (
+            "an array of a hundred dimensions is read",
+            "if len(shape) > _MOST_DIMENSIONS or not all(",
+            "if not all(",
+            "tests/test_data.py::test_a_header_that_no_array_has_is_one_line_and_takes_no_memory",
+        ),
+        (
+            "of no sample no room is asked for",
+            "math.prod(max(n, 1) for n in shape)",
+            "math.prod(shape)",
+            "tests/test_data.py::test_a_header_that_no_array_has_is_one_line_and_takes_no_memory",
+        ),
+        (
+            "an array that is there twice is read",
+            "        if file.files.count(name) > 1:",
+            "        if file.files.count(name) > 2:",
+            "tests/test_data.py::test_an_array_that_is_there_twice_is_refused",
         ),
     ),
     *_of(
@@ -1221,6 +1301,16 @@ DEFECTS: list[Defect] = [
             "steps = config.local_epochs * max(1, batches - alone)",
             "steps = config.local_epochs * batches",
             "tests/test_policy.py::test_a_step_that_batch_normalisation_does_not_make_is_not_counted",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/audit.py",
+        (
+            "a renamed audit file takes another client's place",
+            'self.path.with_name(f"{self.path.name}.1")',
+            'self.path.with_suffix(".1.jsonl")',
+            "tests/test_policy.py::test_a_full_audit_file_takes_no_other_clients_place",
         ),
     ),
     *_of(
