@@ -12,10 +12,11 @@ from flwr.serverapp import Grid
 from common.errors import FloretError
 from common.flower import node_is_gone, pull_one, unreadable
 from server_app.federation import Federation, question
+from strategies.core import LEEWAY
 
 log = logging.getLogger("flwr")
 
-# Seconds between checks on a client that does not answer.
+# Seconds between looks at who is connected, while a client does not answer.
 _LOOK = 2.0
 
 
@@ -29,8 +30,9 @@ class _Open:
         message_id, node, sent: as it was sent last.
         deadline: when the answer is no longer waited for.
         probe: the id of the question sent after it, if there is one.
-        looked: when the client was looked for last.
         gone: Flower's error that the node is gone, and since when; or None.
+        changed: the node was away since, or the client is at another one.
+        answer: what came, pulled before it was asked for because the node had changed; or None.
     """
 
     message: Message
@@ -40,8 +42,9 @@ class _Open:
     sent: float
     deadline: float
     probe: str = ""
-    looked: float = 0.0
     gone: tuple[Message, float] | None = None
+    changed: bool = False
+    answer: Message | None = None
 
 
 class Delivery(Grid):
@@ -52,7 +55,11 @@ class Delivery(Grid):
     sends a question after the message: a node handles messages one at a time and in order, so if the question is
     answered and the message is not, the message is lost. It is then sent again; a client may get a round's message
     twice without harm (see ``client_app.state``). A node that Flower reports as gone has ``return-timeout`` seconds to
-    come back.
+    come back. Nothing is sent again after the round, ``LEEWAY`` seconds before a message expires.
+
+    While it waits for one client, it does the same for every other whose node was away or replaced, and is there now.
+    No other client gets a question, and their answers stay with Flower until they are asked for, because all of them
+    may not fit into the server's memory.
 
     Args:
         grid: Flower's.
@@ -65,6 +72,7 @@ class Delivery(Grid):
         self._federation = federation
         self._patience = patience
         self._open: dict[str, _Open] = {}
+        self._looked = 0.0
 
     def set_run(self, run: Any) -> None:
         """Delegate to Flower's grid."""
@@ -113,17 +121,44 @@ class Delivery(Grid):
 
     def _pull(self, item: _Open) -> Message | None:
         now = time.monotonic()
-        if item.gone is None:
-            reply = self._answer(item)
-            if reply is not None and not node_is_gone(reply):
-                return reply
-            if reply is not None:
-                item.gone = (reply, now)
-        waits = item.gone is not None or now - item.sent >= self._patience
-        if not waits or now - item.looked < _LOOK:
-            return None
-        item.looked = now
+        reply = self._arrived(item, now)
+        if reply is not None or now - self._looked < _LOOK:
+            return reply
+        self._looked = now
         self._federation.refresh()
+        self._look_after_others(item, now)
+        return self._look(item, now) if self._waits(item, now) else None
+
+    def _arrived(self, item: _Open, now: float) -> Message | None:
+        """Return the answer if it is there, and note whether the node is gone."""
+        if item.answer is not None or item.gone is not None:
+            return item.answer
+        reply = self._answer(item)
+        if reply is None or not node_is_gone(reply):
+            return reply
+        item.gone = (reply, now)
+        return None
+
+    def _waits(self, item: _Open, now: float) -> bool:
+        return item.gone is not None or now - item.sent >= self._patience
+
+    def _look_after_others(self, awaited: _Open, now: float) -> None:
+        """Look for the clients of other messages whose nodes have changed since, before it is their turn."""
+        roster = self._federation.roster
+        steady = {client.node_id for client in roster.present()} - roster.unsure
+        for item in self._open.values():
+            if item is awaited or item.answer is not None or item.deadline - now <= LEEWAY:
+                continue
+            item.changed |= item.node not in steady
+            # Not while it is away: Flower gives up a message whose answer is asked for then.
+            if item.changed and roster[item.name].node_id in steady and self._waits(item, now):
+                # It may have answered before it was lost.
+                item.answer = self._arrived(item, now)
+                if item.answer is None:
+                    item.answer = self._look(item, now)
+
+    def _look(self, item: _Open, now: float) -> Message | None:
+        """Send the message again if it is lost; return the answer if it is there, or why the node is given up."""
         roster = self._federation.roster
         client = roster[item.name]
         there = client in roster.present()
@@ -180,10 +215,10 @@ class Delivery(Grid):
 
     def _resend(self, item: _Open, node: int, now: float) -> None:
         old, left = item.message, item.deadline - now
-        if left <= 0:
+        if left <= LEEWAY:
             return
         message = Message(old.content, node, old.metadata.message_type, ttl=left, group_id=old.metadata.group_id)
         item.message_id = next(iter(self._grid.push_messages([message]))) or item.message_id
-        item.node, item.sent, item.probe, item.gone = node, now, "", None
+        item.node, item.sent, item.probe, item.gone, item.changed = node, now, "", None, False
         kind = old.metadata.message_type
         log.warning("Client %s was started again: its %s message is sent again", item.name, kind)

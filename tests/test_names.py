@@ -29,11 +29,14 @@ from common.proof import PROOF, check, load_key, sign
 from server_app.checkpoint import Checkpoint, Checkpoints
 from server_app.delivery import Delivery
 from server_app.federation import Federation
-from strategies.core import Client, Roster
+from strategies.core import LEEWAY, Client, Roster
 from tests.conftest import BIN, PATIENCE
 from tests.deployment import Deployment
 from tests.fuzz_replies import Answers, _joining, description
 from tests.harness import federate
+
+# Of a message in a round of a minute.
+TTL = 60.0 + LEEWAY
 
 
 @cache
@@ -91,6 +94,10 @@ class Nodes(Answers):
                     content[PROOF] = sign(key(signer), message_id, node, name)
                 replies.append(Message(content, reply_to=message))
         return replies
+
+    def trains(self) -> list[int]:
+        """Return the nodes that were sent a training message, in order."""
+        return [node for node, kind in self.sent if kind == "train"]
 
     def refresh(self) -> list[str]:
         """Ask, and take in the answers; return who cannot take part."""
@@ -355,13 +362,13 @@ def test_a_message_to_a_node_that_is_another_client_now_is_not_sent_to_it_again(
     nodes.put(1, "north", signer="n")
     nodes.refresh()
     delivery = Delivery(nodes, nodes.federation, patience=0.0)
-    (sent,) = delivery.push_messages([Message(RecordDict(), 1, "train", ttl=60.0)])
+    (sent,) = delivery.push_messages([Message(RecordDict(), 1, "train", ttl=TTL)])
     nodes.there = {}
     nodes.refresh()
     nodes.put(1, "south", signer="n")
     nodes.refresh()
     assert list(delivery.pull_messages([sent])) == []
-    delivery._open[sent].looked = 0.0
+    delivery._looked = 0.0
     time.sleep(0.4)
     (reply,) = delivery.pull_messages([sent])
     assert reply.has_error()
@@ -374,12 +381,12 @@ def test_a_message_waits_until_a_node_that_came_back_has_said_who_it_is() -> Non
     nodes.put(1, "north", signer="n")
     nodes.refresh()
     delivery = Delivery(nodes, nodes.federation, patience=0.0)
-    (sent,) = delivery.push_messages([Message(RecordDict(), 1, "train", ttl=60.0)])
+    (sent,) = delivery.push_messages([Message(RecordDict(), 1, "train", ttl=TTL)])
     gone = Message(Error(ErrorCode.NODE_UNAVAILABLE), reply_to=Message(RecordDict(), 1, "train"))
     delivery._open[sent].gone = (gone, time.monotonic())
 
     def trains() -> int:
-        delivery._open[sent].looked = 0.0
+        delivery._looked = 0.0
         assert list(delivery.pull_messages([sent])) == []
         return [kind for _, kind in nodes.sent].count("train")
 
@@ -398,10 +405,10 @@ def test_a_message_is_sent_again_to_a_node_that_answers_what_came_after_it() -> 
     nodes.put(1, "north", signer="n")
     nodes.refresh()
     delivery = Delivery(nodes, nodes.federation, patience=0.0)
-    (sent,) = delivery.push_messages([Message(RecordDict(), 1, "train", ttl=60.0)])
+    (sent,) = delivery.push_messages([Message(RecordDict(), 1, "train", ttl=TTL)])
 
     def trains() -> int:
-        delivery._open[sent].looked = 0.0
+        delivery._looked = 0.0
         assert list(delivery.pull_messages([sent])) == []
         return [kind for _, kind in nodes.sent].count("train")
 
@@ -409,6 +416,148 @@ def test_a_message_is_sent_again_to_a_node_that_answers_what_came_after_it() -> 
     assert [trains() for _ in range(3)] == [1, 1, 1]
     nodes.mute.clear()
     assert trains() == 2
+
+
+class Trained(Nodes):
+    """Nodes ``there`` of which some have ``trained``; as at Flower, an answer is given out once.
+
+    The first one is busy, and answers no questions. ``pulled`` has the node of each training message whose answer was
+    asked for.
+    """
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.trained: set[int] = set()
+        self.pulled: list[int] = []
+        self._given: set[str] = set()
+        for node, name in enumerate(names, 1):
+            self.put(node, name, name[0] * 32, signer=name)
+        assert self.refresh() == []
+        self.delivery = Delivery(self, self.federation, patience=0.0)
+        self.told.clear()
+        self.mute.add(1)
+
+    def train(self, *nodes: int, ttl: float = TTL) -> list[str]:
+        return list(self.delivery.push_messages([Message(RecordDict(), node, "train", ttl=ttl) for node in nodes]))
+
+    def wait_for(self, *sent: str) -> list[int]:
+        """Let the server look for these answers once; return the nodes of those that it has."""
+        self.delivery._looked = 0.0
+        return [reply.metadata.src_node_id for reply in self.delivery.pull_messages(sent)]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies: list[Message] = []
+        for message_id in message_ids:
+            message = self._asked[message_id]
+            node = message.metadata.dst_node_id
+            if message.metadata.message_type != "train":
+                replies += super().pull_messages([message_id])
+                continue
+            self.pulled.append(node)
+            if node in self.trained and message_id not in self._given:
+                self._given.add(message_id)
+                replies.append(Message(RecordDict(), reply_to=message))
+        return replies
+
+
+def test_a_message_is_sent_again_while_the_server_waits_for_an_earlier_client() -> None:
+    """Nothing is asked of the node while it is away: Flower gives up a message whose answer is asked for then."""
+    nodes = Trained("east", "north", "south")
+    east, north, south = nodes.train(1, 2, 3)
+    nodes.trained.add(3)
+    there = nodes.there.pop(2)
+    assert nodes.wait_for(east) == []
+    assert nodes.pulled == [1]
+    nodes.there[12] = there
+    assert nodes.wait_for(east) == []  # asks the new node who it is
+    assert nodes.trains() == [1, 2, 3]
+    assert nodes.wait_for(east) == []
+    assert nodes.trains() == [1, 2, 3, 12]
+    nodes.trained.add(12)
+    assert nodes.wait_for(east) == []
+    assert not {3, 12} & set(nodes.pulled)
+    nodes.trained.add(1)
+    assert [nodes.wait_for(sent) for sent in (east, north, south)] == [[1], [12], [3]]
+    assert nodes.trains() == [1, 2, 3, 12]
+
+
+def test_a_node_that_comes_and_goes_while_the_first_answers_are_awaited_is_noticed() -> None:
+    """It is not asked for its answer before its time, and then it is sent its message again."""
+    nodes = Trained("east", "north")
+    nodes.delivery = Delivery(nodes, nodes.federation, patience=60.0)
+    east, north = nodes.train(1, 2)
+    there = nodes.there.pop(2)
+    assert nodes.wait_for(east) == []
+    nodes.there[2] = there
+    for _ in range(4):
+        assert nodes.wait_for(east) == []
+    assert set(nodes.pulled) == {1}
+    assert nodes.told == [2]
+    nodes.delivery._open[north].sent -= 60.0
+    for _ in range(2):
+        assert nodes.wait_for(east) == []
+    assert nodes.trains() == [1, 2, 2]
+
+
+def test_a_node_that_came_back_with_its_key_is_sent_its_message_before_its_turn() -> None:
+    """It is known by its id alone, so it is lost only if the node answers what came after it."""
+    nodes = Trained("east", "north", "south")
+    east, north, _ = nodes.train(1, 2, 3)
+    there = nodes.there.pop(2)
+    nodes.wait_for(east)
+    nodes.there[2] = there
+    for _ in range(4):
+        assert nodes.wait_for(east) == []
+    assert nodes.trains() == [1, 2, 3, 2]
+    assert set(nodes.told) == {1, 2}
+    nodes.trained |= {1, 2}
+    assert [nodes.wait_for(sent) for sent in (east, north)] == [[1], [2]]
+
+
+def test_a_node_that_answered_before_it_was_lost_is_not_sent_its_message_again() -> None:
+    nodes = Trained("east", "north")
+    east, north = nodes.train(1, 2)
+    nodes.trained.add(2)
+    there = nodes.there.pop(2)
+    nodes.wait_for(east)
+    nodes.there[12] = there
+    for _ in range(4):
+        assert nodes.wait_for(east) == []
+    assert nodes.pulled.count(2) == 1
+    nodes.trained.add(1)
+    assert [nodes.wait_for(sent) for sent in (east, north)] == [[1], [2]]
+    assert nodes.trains() == [1, 2]
+
+
+def test_answers_of_nodes_that_were_there_all_the_time_stay_with_flower() -> None:
+    """The server's memory may hold no more than one, and a busy node needs no questions."""
+    nodes = Trained("east", "north", "south")
+    east, north, south = nodes.train(1, 2, 3)
+    nodes.trained |= {2, 3}
+    for _ in range(5):
+        assert nodes.wait_for(east) == []
+    assert set(nodes.pulled) == {1}
+    assert set(nodes.told) == {1}
+    nodes.trained.add(1)
+    assert [nodes.wait_for(sent) for sent in (east, north, south)] == [[1], [2], [3]]
+
+
+def test_nothing_is_sent_again_after_the_round() -> None:
+    nodes = Trained("east", "north")
+    east, north = nodes.train(1, 2, ttl=LEEWAY + 0.5)
+    nodes.there = {node + 10: nodes.there[node] for node in (1, 2)}
+    nodes.refresh()
+    assert nodes.names == {"east": 11, "north": 12}
+    time.sleep(0.6)
+    for sent in (east, north):
+        assert nodes.wait_for(sent) == []
+    assert nodes.trains() == [1, 2]
+    # The next round.
+    (again,) = nodes.train(11)
+    assert nodes.wait_for(again) == []
+    assert nodes.trains() == [1, 2, 11]
+    assert set(nodes.pulled) <= {1, 2, 11}
+    assert nodes.pulled.count(2) == 1
 
 
 # Data that change

@@ -1,7 +1,7 @@
 """What every server half is built on: the base strategy, what both halves share, the roster, the aggregate."""
 
 from strategies.core.aggregate import AGGREGATIONS, Aggregate, Median, TrimmedMean, WeightedMean, aggregate_of
-from strategies.core.base import ClientResult, FloretStrategy, StrategySetting
+from strategies.core.base import LEEWAY, ClientResult, FloretStrategy, StrategySetting
 from strategies.core.decentralised import Decentralised, Relay
 from strategies.core.exchange import in_flight, send_and_receive
 from strategies.core.graph import GraphParameters, draw_graph, metropolis_weights
@@ -14,6 +14,7 @@ from strategies.core.update_norms import UpdateNorms
 
 __all__ = [
     "AGGREGATIONS",
+    "LEEWAY",
     "Aggregate",
     "Client",
     "ClientResult",
