@@ -2,11 +2,17 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from client_app.node.warm import Warm
+from tests.conftest import free_port
 from tests.deployment import LONG, Deployment, below, children, commands, finish, in_round, refused, trained, until
+from tests.harness import ROOT
 
 
 @pytest.mark.slow
@@ -69,6 +75,47 @@ def test_a_warm_process_rests_until_the_next_call() -> None:
         warm.rest()
         until(lambda: not warm_processes(), "the warm process is still there")
         warm.rest()  # twice is once
+
+
+# A ``floret node`` as it is just after it has started its SuperNode, whose id it prints.
+_STARTED = """
+import sys, time
+from pathlib import Path
+from client_app.node.options import NodeOptions
+from client_app.node.supervisor import Node
+
+options = NodeOptions(
+    host="127.0.0.1", port=int(sys.argv[1]), insecure=True, root_certificates=None, key=None, client_name="a",
+    data_dir=None, partition=(0, 2), state_dir=Path(sys.argv[2]), device=None, max_wait=None, health_address=None,
+)
+with Node(options)._started(int(sys.argv[3])) as supernode:
+    print(supernode.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.thorough
+def test_a_node_killed_before_its_supernode_has_imported_anything(tmp_path: Path) -> None:
+    arguments = [str(free_port()), str(tmp_path), str(free_port())]
+    node = subprocess.Popen(
+        [sys.executable, "-c", _STARTED, *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        cwd=tmp_path,
+    )
+    assert node.stdout
+    supernode = int(node.stdout.readline())
+    try:
+        node.kill()
+        node.wait(30)
+        assert commands([supernode])
+        deadline = time.monotonic() + 60
+        while commands([supernode]):
+            assert time.monotonic() < deadline, "the SuperNode is still there"
+            time.sleep(0.2)
+    finally:
+        if commands([supernode]):
+            os.kill(supernode, signal.SIGKILL)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from types import FrameType
 from client_app.node import preflight
 from client_app.node.options import NodeOptions
 from client_app.node.tasks import serve
-from client_app.node.transport import STILL_THERE, TURNED_AWAY, WRONG_VERSION, GoneError, supernode_arguments
+from client_app.node.transport import PARENT, STILL_THERE, TURNED_AWAY, WRONG_VERSION, GoneError, supernode_arguments
 from client_app.node.warm import LostError, Warm
 from common.errors import FloretError
 from common.proof import load_key
@@ -130,7 +130,7 @@ class Node:
     def _started(self, port: int) -> Iterator[subprocess.Popen[bytes]]:
         supernode = subprocess.Popen(
             [sys.executable, "-m", "client_app.node.supernode", *supernode_arguments(self.options, port)],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", PARENT: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             # A session of its own: Ctrl-C reaches this process alone, which then stops the SuperNode.
             start_new_session=True,

@@ -60,6 +60,8 @@ ALPN = "h2"
 TURNED_AWAY, STILL_THERE, WRONG_VERSION = 71, 72, 73
 # Seconds that Flower's SuperNode sleeps when no message waits, that ours does at first, and the factor of growth.
 IDLE, FIRST, GROWTH = 3.0, 0.2, 1.1
+# The environment variable with the id of the process that the SuperNode ends with.
+PARENT = "FLORET_NODE_PID"
 _SETTINGS = 0x04
 
 
@@ -263,18 +265,19 @@ def _end_with(parent: int) -> None:
 
 
 def run_supernode() -> None:
-    """Run Flower's SuperNode, with the arguments of ``flower-supernode``, until it or the parent process ends.
+    """Run Flower's SuperNode, with the arguments of ``flower-supernode``, until it or the parent, ``PARENT``, ends.
 
     Flower's own sleeps 3 s whenever no message waits. This one polls after 0.2 s, then ever less often, down to every
     3 s: there is no pause between rounds, and an idle node polls no more often than a stock one.
     """
+    # Before Flower is imported, which takes seconds in which the parent may be killed.
+    threading.Thread(target=_end_with, args=(int(os.environ[PARENT]),), daemon=True).start()
     # Its loop calls ``time.sleep`` and has no parameter for the interval.
     from flwr.supernode import start_client_internal
 
     # The command as a function: it must run in this process, where its ``time`` is replaced.
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     # The module uses nothing else of ``time``; the tests of real nodes would show it if another version did.
     start_client_internal.time = SimpleNamespace(sleep=Pace().sleep)  # type: ignore[attr-defined, assignment]
     sys.argv[0] = "flower-supernode"
