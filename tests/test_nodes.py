@@ -13,17 +13,22 @@ import socketserver
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from flwr.app import Message
+from flwr.proto.appio_pb2 import ClaimTaskResponse, PullPendingTasksResponse
+from flwr.proto.task_pb2 import Task
 from PIL import Image
 from safetensors.numpy import load_file
 
 from cli import main as command
+from client_app.node import transport
 from client_app.node.options import NodeOptions
 from client_app.node.preflight import UnreachableError, check_connection
 from client_app.node.transport import WRONG_VERSION, Reason
@@ -651,6 +656,38 @@ def test_tls_with_a_superlink_that_has_none(plain: Plain, tmp_path: Path) -> Non
     line = refusal(tmp_path, plain.deployment.fleet)
     assert line.startswith(f"--superlink 127.0.0.1:{plain.deployment.fleet}: ")
     assert line.endswith(("if the SuperLink has no TLS, use --insecure", "is it the SuperLink's Fleet API, with TLS?"))
+
+
+@pytest.mark.parametrize("hangs", ["PullPendingTasks", "ClaimTask"])
+def test_a_supernode_that_hangs_is_gone(hangs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "HANGS", 0.5)
+    over = threading.Event()
+
+    def pending(*_: Any) -> bytes:
+        if hangs == "PullPendingTasks":
+            over.wait(PATIENCE)
+        return bytes(PullPendingTasksResponse(tasks=[Task(task_id=1)]).SerializeToString())
+
+    def claim(*_: Any) -> bytes:
+        over.wait(PATIENCE)
+        return bytes(ClaimTaskResponse(token="late").SerializeToString())
+
+    answers = {"PullPendingTasks": pending, "ClaimTask": claim}
+    handlers: dict[str, Any] = {name: grpc.unary_unary_rpc_method_handler(answer) for name, answer in answers.items()}
+    server = grpc.server(ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("flwr.proto.ClientAppIo", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    # What waits for ever ends the test all the same.
+    watch = threading.Timer(20.0, over.set)
+    watch.start()
+    try:
+        with transport.Tasks(f"127.0.0.1:{port}") as tasks, pytest.raises(transport.GoneError):
+            tasks.claim()
+    finally:
+        watch.cancel()
+        over.set()
+        server.stop(None).wait(10)
 
 
 # TLS and node authentication

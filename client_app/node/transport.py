@@ -60,6 +60,8 @@ ALPN = "h2"
 TURNED_AWAY, STILL_THERE, WRONG_VERSION = 71, 72, 73
 # Seconds that Flower's SuperNode sleeps when no message waits, that ours does at first, and the factor of growth.
 IDLE, FIRST, GROWTH = 3.0, 0.2, 1.1
+# Seconds after which a SuperNode that does not say what waits counts as gone.
+HANGS = 10.0
 # The environment variable with the id of the process that the SuperNode ends with.
 PARENT = "FLORET_NODE_PID"
 _SETTINGS = 0x04
@@ -102,12 +104,13 @@ class Tasks:
         """Claim the first waiting message and return its token for ``task``; without one an empty text.
 
         Raises:
-            GoneError: the SuperNode is gone.
+            GoneError: the SuperNode is gone, or hangs.
         """
         with _talking():
-            waiting = self._stub.PullPendingTasks(PullPendingTasksRequest()).tasks
-            token = self._stub.ClaimTask(ClaimTaskRequest(task_id=waiting[0].task_id)).token if waiting else ""
-        return str(token)
+            waiting = self._stub.PullPendingTasks(PullPendingTasksRequest(), timeout=HANGS).tasks
+            if not waiting:
+                return ""
+            return str(self._stub.ClaimTask(ClaimTaskRequest(task_id=waiting[0].task_id), timeout=HANGS).token)
 
     @contextmanager
     def task(self, token: str) -> "Iterator[Task]":
