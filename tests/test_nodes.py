@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import socketserver
+import struct
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -655,7 +656,66 @@ def test_tls_with_a_superlink_that_has_none(plain: Plain, tmp_path: Path) -> Non
     check_connection(options(tmp_path, plain.deployment.fleet, insecure=True))
     line = refusal(tmp_path, plain.deployment.fleet)
     assert line.startswith(f"--superlink 127.0.0.1:{plain.deployment.fleet}: ")
-    assert line.endswith(("if the SuperLink has no TLS, use --insecure", "is it the SuperLink's Fleet API, with TLS?"))
+    assert line.endswith("if the SuperLink has no TLS, use --insecure")
+
+
+@pytest.mark.parametrize("insecure", [True, False])
+@pytest.mark.parametrize("resets", [True, False])
+def test_a_proxy_whose_superlink_is_not_up_yet(tmp_path: Path, insecure: bool, resets: bool) -> None:
+    """It accepts the connection and ends it; the node tries again, as if nobody had answered."""
+
+    class HangsUp(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            if resets:
+                self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.request.close()
+            else:
+                self.request.recv(4096)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), HangsUp) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        try:
+            for _ in range(5):
+                with pytest.raises(UnreachableError) as caught:
+                    check_connection(options(tmp_path, proxy.server_address[1], insecure=insecure))
+                other = (
+                    "wants TLS: then leave out --insecure and give --root-certificates"
+                    if insecure
+                    else "has no TLS: then use --insecure"
+                )
+                assert str(caught.value).endswith(f": hung up; the SuperLink is not up yet, or {other}")
+        finally:
+            proxy.shutdown()
+
+
+def test_a_server_with_tls_hangs_up_on_who_has_none(tmp_path: Path) -> None:
+    command.floret.main(["certificates", str(tmp_path / "made"), "--host", "h"], standalone_mode=False)
+    key, certificate = ((tmp_path / "made" / f"superlink.{kind}").read_bytes() for kind in ("key", "crt"))
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key, certificate)]))
+    server.start()
+    try:
+        line = refusal(tmp_path, port, insecure=True)
+    finally:
+        server.stop(None).wait(10)
+    assert line == f"--superlink 127.0.0.1:{port}: wants TLS; leave out --insecure and give --root-certificates"
+
+
+def test_a_greeting_is_answered_with_an_alert(tmp_path: Path) -> None:
+    """As servers with TLS do that are not built on gRPC."""
+
+    class Alerts(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(4096)
+            self.request.sendall(b"\x15\x03\x03\x00\x02\x02\x46")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Alerts) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            line = refusal(tmp_path, server.server_address[1], insecure=True)
+        finally:
+            server.shutdown()
+    assert line.endswith(": wants TLS; leave out --insecure and give --root-certificates")
 
 
 @pytest.mark.parametrize("hangs", ["PullPendingTasks", "ClaimTask"])

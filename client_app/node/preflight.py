@@ -9,6 +9,7 @@ from common.errors import FloretError
 
 _SECONDS = 10.0
 _TLS_ALERT = 0x15
+_WITH_TLS = "leave out --insecure and give --root-certificates"
 
 
 class UnreachableError(FloretError):
@@ -19,7 +20,7 @@ def check_connection(options: NodeOptions) -> None:
     """Connect to the SuperLink as the SuperNode will, and disconnect.
 
     Raises:
-        UnreachableError: there is no connection.
+        UnreachableError: there is no connection, or it ends at once, as that of a proxy whose SuperLink is not up.
         FloretError: there is one, but the SuperLink's certificate is not acceptable, or one side uses TLS and the other
             does not.
     """
@@ -30,12 +31,15 @@ def check_connection(options: NodeOptions) -> None:
                 _check_plain(connection, where)
             else:
                 _check_tls(connection, where, options)
+    except (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError) as error:
+        if options.insecure and _has_tls(options):
+            raise FloretError(f"{where}: wants TLS; {_WITH_TLS}") from error
+        other = f"wants TLS: then {_WITH_TLS}" if options.insecure else "has no TLS: then use --insecure"
+        raise UnreachableError(f"{where}: hung up; the SuperLink is not up yet, or {other}") from error
     except ssl.SSLError as error:
         raise FloretError(
             f"{where}: TLS failed ({error.reason}); if the SuperLink has no TLS, use --insecure"
         ) from error
-    except ConnectionResetError as error:
-        raise FloretError(f"{where}: hung up; is it the SuperLink's Fleet API, with TLS?") from error
     except OSError as error:
         reason = error.strerror or str(error) or type(error).__name__
         raise UnreachableError(f"{where}: nobody answers ({reason})") from error
@@ -58,7 +62,24 @@ def _check_tls(connection: socket.socket, where: str, options: NodeOptions) -> N
 def _check_plain(connection: socket.socket, where: str) -> None:
     connection.sendall(GREETING)
     head = connection.recv(9)
-    if head[:1] == bytes([_TLS_ALERT]) or not head:
-        raise FloretError(f"{where}: wants TLS; leave out --insecure and give --root-certificates")
+    if not head:
+        raise ConnectionResetError
+    if head[:1] == bytes([_TLS_ALERT]):
+        raise FloretError(f"{where}: wants TLS; {_WITH_TLS}")
     if not is_answer(head):
         raise FloretError(f"{where}: does not speak gRPC; is it the SuperLink's Fleet API, port 9092 by default?")
+
+
+def _has_tls(options: NodeOptions) -> bool:
+    """Return whether the server that hung up has TLS: a SuperLink says nothing to a greeting that it cannot read."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols([ALPN])
+    try:
+        with (
+            socket.create_connection((options.host, options.port), timeout=_SECONDS) as connection,
+            context.wrap_socket(connection, server_hostname=options.host),
+        ):
+            return True
+    except OSError:
+        return False
