@@ -13,11 +13,13 @@ import socketserver
 import struct
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import grpc
 import numpy as np
@@ -29,9 +31,10 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from cli import main as command
-from client_app.node import transport
+from client_app.node import preflight, transport
 from client_app.node.options import NodeOptions
 from client_app.node.preflight import UnreachableError, check_connection
+from client_app.node.supervisor import Node
 from client_app.node.transport import WRONG_VERSION, Reason
 from common.config import RunConfig, read_keys
 from common.errors import FloretError
@@ -716,6 +719,65 @@ def test_a_greeting_is_answered_with_an_alert(tmp_path: Path) -> None:
         finally:
             server.shutdown()
     assert line.endswith(": wants TLS; leave out --insecure and give --root-certificates")
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Node]]:
+    """Nodes for this process that skip the check of their data; what they change in the process is undone."""
+    handlers = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)}
+    monkeypatch.setattr(Node, "_check", lambda self: None)
+    with patch.dict(os.environ):
+        yield Node
+    for kind, handler in handlers.items():
+        signal.signal(kind, handler)
+
+
+def test_a_node_waits_as_long_as_it_is_told_however_long_an_attempt_takes(
+    unchecked: type[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who accepts and says nothing takes up all of the time in the first attempt."""
+    monkeypatch.setattr(preflight, "_SECONDS", 1.0)
+    attempts = []
+
+    class Silent(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            attempts.append(self.request)
+            while self.request.recv(4096):
+                pass
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Silent) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            with pytest.raises(UnreachableError, match="nobody answers"):
+                unchecked(options(tmp_path, server.server_address[1], insecure=True, max_wait=0.9)).run()
+        finally:
+            server.shutdown()
+    assert len(attempts) == 1
+
+
+def test_a_node_waits_as_long_again_after_it_has_been_in_the_federation(
+    unchecked: type[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[float] = []
+
+    class Answers(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(4096)
+            self.request.sendall(b"\0\0\0\4\0\0\0\0\0")
+
+    def join(node: Node) -> None:
+        time.sleep(1.6)
+        server.shutdown()
+        server.server_close()
+        left.append(time.monotonic())
+
+    monkeypatch.setattr(Node, "_join", join)
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(UnreachableError, match="nobody answers"):
+            unchecked(options(tmp_path, server.server_address[1], insecure=True, max_wait=1.5)).run()
+    assert len(left) == 1
+    assert time.monotonic() - left[0] >= 1.5
 
 
 @pytest.mark.parametrize("hangs", ["PullPendingTasks", "ClaimTask"])

@@ -51,18 +51,21 @@ class Node:
         _import_from_here_only()
         with self.options.claim():
             self._check()
-            waited, pause = 0.0, _AGAIN[0]
+            patience = float("inf") if self.options.max_wait is None else self.options.max_wait
+            deadline, pause = time.monotonic() + patience, _AGAIN[0]
             while not self._stop.is_set():
                 try:
                     preflight.check_connection(self.options)
                     self._join()
-                    waited, pause = 0.0, _AGAIN[0]
+                    deadline, pause = time.monotonic() + patience, _AGAIN[0]
                 except preflight.UnreachableError as error:
-                    if self.options.max_wait is not None and waited >= self.options.max_wait:
+                    left = deadline - time.monotonic()
+                    if left <= 0:
                         raise
-                    log.warning("%s; trying again in %g s", error, pause)
+                    pause = min(pause, left)
+                    log.warning("%s; trying again in %.2g s", error, pause)
                 self._stop.wait(pause)
-                waited, pause = waited + pause, min(2 * pause, _AGAIN[1])
+                pause = min(2 * pause, _AGAIN[1])
         log.info("Client %s stopped", self.options.client_name)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
