@@ -1369,6 +1369,30 @@ DEFECTS: list[Defect] = [
             "if there:",
             NAMES,
         ),
+        (
+            "other clients that came back wait for their turn",
+            "        self._look_after_others(item, now)\n",
+            "",
+            "tests/test_names.py::test_a_message_is_sent_again_while_the_server_waits_for_an_earlier_client",
+        ),
+        (
+            "clients that were there all the time are asked, too",
+            "if item.changed and roster[item.name].node_id in steady and self._waits(item, now):",
+            "if roster[item.name].node_id in steady and self._waits(item, now):",
+            "tests/test_names.py::test_answers_of_nodes_that_were_there_all_the_time_stay_with_flower",
+        ),
+        (
+            "a message is sent again when its round is over",
+            "        if left <= LEEWAY:",
+            "        if left <= 0:",
+            "tests/test_names.py::test_nothing_is_sent_again_after_the_round",
+        ),
+        (
+            "an answer from before a node was lost is not looked for",
+            "                item.answer = self._arrived(item, now)",
+            "                item.answer = None",
+            "tests/test_names.py::test_a_node_that_answered_before_it_was_lost_is_not_sent_its_message_again",
+        ),
     ),
     *_of(
         "delivery",
@@ -1390,6 +1414,42 @@ DEFECTS: list[Defect] = [
             "deadline = time.monotonic() + self.config.round_timeout\n        enough",
             "deadline = time.monotonic() + 60.0\n        enough",
             f"{KEYS}::test_a_start_waits_no_longer_than_round_timeout",
+        ),
+    ),
+    *_of(
+        "delivery",
+        "client_app/node/transport.py",
+        (
+            "a SuperNode goes by the parent that it finds when it has imported Flower",
+            "args=(int(os.environ[PARENT]),), daemon=True",
+            "args=(os.getppid(),), daemon=True",
+            "tests/test_kills.py::test_a_node_killed_before_its_supernode_has_imported_anything",
+        ),
+        (
+            "a SuperNode that hangs is waited for",
+            "PullPendingTasksRequest(), timeout=HANGS)",
+            "PullPendingTasksRequest())",
+            "tests/test_nodes.py::test_a_supernode_that_hangs_is_gone",
+        ),
+    ),
+    *_of(
+        "delivery",
+        "client_app/node/preflight.py",
+        (
+            "whoever hangs up has TLS",
+            "if options.insecure and _has_tls(options):",
+            "if options.insecure:",
+            "tests/test_nodes.py::test_a_proxy_whose_superlink_is_not_up_yet",
+        ),
+    ),
+    *_of(
+        "delivery",
+        "client_app/node/supervisor.py",
+        (
+            "a node waits a pause longer than it is told",
+            "                    if left <= 0:",
+            "                    if left <= -pause:",
+            "tests/test_nodes.py::test_a_node_waits_as_long_as_it_is_told_however_long_an_attempt_takes",
         ),
     ),
     *_of(
