@@ -2240,8 +2240,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "a node's budget is that of a run",
-            "before = [line.release for line in ledger.lines if self._counts(line)]",
-            "before = [line.release for line in ledger.lines if line.run == self._line.run]",
+            "epsilon = self._spent(ledger.lines, releases)",
+            "epsilon = self._spent([line for line in ledger.lines if line.run == self._line.run], releases)",
             f"{PRIVATE}::test_a_node_stops_at_its_own_budget_whatever_the_server_says",
         ),
         (
