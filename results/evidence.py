@@ -177,6 +177,8 @@ class Finding:
             return f"{UNDECIDED}: seeds differ, {'held' if self.verdict.held else 'not held'} in their mean"
         held = set(self.verdict.held) - set(undecided)
         so_far = len(held & self.verdict.unfinished.keys())
+        if so_far and len(held) == measured:
+            return SO_FAR
         counts = {"held": len(held) - so_far, SO_FAR: so_far, UNDECIDED: len(undecided)}
         found = {outcome: count for outcome, count in counts.items() if count} or {"not held": measured}
         if list(found.values()) == [measured]:

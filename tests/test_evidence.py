@@ -158,7 +158,10 @@ def test_a_claim_is_held_so_far_until_every_rival_was_run(tmp_path: Path) -> Non
     assert "at full size 2 are judged (1 held, 1 held so far, 0 not held, 0 undecided, 0 mixed);" in evidence.summary()
     whole: Cells = {("Base", "B"): [0.5], ("Other", "B"): [0.5], ("Mine", "B"): [0.6]}
     write(tmp_path, one | whole)
-    assert rows(Evidence.read(tmp_path, place, ROOT))[0][5] == "**held in 1, held so far in 1 of 2 columns**"
+    # It holds in every column, in one of them against some rivals.
+    evidence = Evidence.read(tmp_path, place, ROOT)
+    assert rows(evidence)[0][5] == "**held so far**"
+    assert "at full size 3 are judged (2 held, 1 held so far, 0 not held, 0 undecided, 0 mixed);" in evidence.summary()
     write(tmp_path, one | whole | {("Mine", "B"): [0.4]})
     assert rows(Evidence.read(tmp_path, place, ROOT))[0][5] == "**held so far in 1 of 2 columns**"
     write(tmp_path, one | whole | {("Other", "A"): [0.5]})
