@@ -248,11 +248,15 @@ class Experiment:
         if scale < 1:
             keys["rounds"] = max(LEAST_ROUNDS, round(keys["rounds"] * scale))
             keys["max-samples"] = max(LEAST_SAMPLES, round(size * scale))
-        clients = row.clients or column.clients or self.clients
-        return RunSpec(data.added_to(keys), f"num-supernodes={clients} {federation}".strip())
+        return RunSpec(data.added_to(keys), f"num-supernodes={self._clients(row, column)} {federation}".strip())
 
     def other_keys(
-        self, key: tuple[str, str, int], scale: float, config: Mapping[str, Any], defaults: Mapping[str, Any]
+        self,
+        key: tuple[str, str, int],
+        scale: float,
+        config: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+        clients: int,
     ) -> dict[str, Any]:
         """Return the keys with which a run differs from the table's, places of data aside.
 
@@ -261,15 +265,20 @@ class Experiment:
             scale: as for ``planned_runs``.
             config: of the run; a key that it lacks, which came later, had its default.
             defaults: of every key.
+            clients: how many the run had; ``num-supernodes`` if the table has another number.
         """
         row = next(row for row in self.rows if row.name == key[0])
         column = next(column for column in self.columns if column.name == key[1])
         wanted = {**defaults, **self._spec(row, column, key[2], scale, Data("", {}, False), "", {}).keys}
-        return {
+        others = {"num-supernodes": clients} if clients != self._clients(row, column) else {}
+        return others | {
             name: value
             for name, value in own_keys({**defaults, **config}).items()
             if value != wanted.get(name) and name not in PLACES and (name, value) != ("dataset", "npz")
         }
+
+    def _clients(self, row: Row, column: Column) -> int:
+        return row.clients or column.clients or self.clients
 
     def job(
         self, place: PlannedRun, scale: float, config: Mapping[str, Any], setting: Mapping[str, Any] | None = None

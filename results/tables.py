@@ -9,6 +9,7 @@ from statistics import mean, pstdev
 from typing import Any
 
 from common.durable import write_whole
+from common.resources import clients_of_simulation
 from results.experiment import CellNumbers, Claim, Experiment, PlannedRun, Verdict
 from results.measured import AS_MEASURED, READINGS, MeasuredRun, Reading, Records, dumped
 from results.runs import Runs
@@ -308,7 +309,8 @@ def other_keys(
     """
     found: dict[str, set[str]] = {}
     for key, run in runs.items():
-        for name, value in experiment.other_keys(key, scale, run.about["config"], defaults).items():
+        clients = clients_of_simulation([run.about["federation-config"]]) or run.clients
+        for name, value in experiment.other_keys(key, scale, run.about["config"], defaults, clients).items():
             found.setdefault(name, set()).add(json.dumps(value))
     return {name: " or ".join(sorted(values)) for name, values in sorted(found.items())}
 

@@ -291,6 +291,32 @@ def test_runs_with_other_keys_are_known_by_their_configs(tmp_path: Path) -> None
     assert (result.at_full_size, result.results.other_keys) == (True, {})
 
 
+def test_runs_with_another_number_of_clients_are_not_those_of_the_table(tmp_path: Path) -> None:
+    place = tables(
+        tmp_path, small={"columns": [{"name": "A", "config": {}, "clients": 6}, {"name": "B", "config": {}}]}
+    )
+    path = write(tmp_path)
+
+    def others(federations: dict[str, str], clients: int = 4) -> dict[str, str]:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        for run in content["runs"]:
+            if run["status"] == "done":
+                run |= {"federation-config": federations[run["column"]], "clients": clients}
+        path.write_text(json.dumps(content), encoding="utf-8")
+        (result,) = Evidence.read(tmp_path, place, ROOT).results
+        assert result.at_full_size == (not result.results.other_keys)
+        return dict(result.results.other_keys)
+
+    own = {"A": "num-supernodes=6 client-resources-num-cpus=1", "B": "num-supernodes=4"}
+    assert others(own) == {}
+    assert others(own | {"B": "num-supernodes=20"}) == {"num-supernodes": "20"}
+    assert others(own | {"A": "client-resources-num-cpus=1 num-supernodes=4"}) == {"num-supernodes": "4"}
+    assert "with other num-supernodes" in Evidence.read(tmp_path, place, ROOT).claims()
+    # Where the federation config does not say it, the run does.
+    assert others({"A": "num-supernodes=6", "B": ""}) == {}
+    assert others({"A": "num-supernodes=6", "B": ""}, clients=7) == {"num-supernodes": "7"}
+
+
 def test_a_page_says_of_which_runs_replies_were_refused(tmp_path: Path) -> None:
     tables(tmp_path)
     path = write(tmp_path)
