@@ -5,8 +5,9 @@ The paper's own method is never run here, so what is chosen is not chosen for it
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any, Self
@@ -34,13 +35,23 @@ class Trial:
         """What tells it from other trials."""
         return self.row, self.column, self.run.about["config"], self.run.about["federation-config"]
 
+    @property
+    def method(self) -> str:
+        """The method that it ran."""
+        return str(self.run.about["config"]["method"])
+
+    def values(self, keys: Iterable[str]) -> list[Any]:
+        """Return the values of keys; None for one that the run did not have."""
+        return [self.run.about["config"].get(key) for key in keys]
+
 
 @dataclass(frozen=True)
 class Setting:
     """The trials with the same values of the varied keys.
 
     Attributes:
-        values: those that were varied; None for a key that the trials' version did not have.
+        values: those that were varied; None for a key that the trials' version did not have, or that is in the table of
+            a method that none of them ran.
         differences: ours minus reported, in points, mean over seeds, by reading's title, then row and column.
         ours: percent, as measured, by row, mean over columns and seeds.
     """
@@ -125,9 +136,11 @@ class Fit:
         """Return the settings, those with most cells first, among them the nearest first."""
         experiment, groups = self.experiment, dict[str, list[Trial]]()
         known = {(row.name, column.name) for row in experiment.rows for column in experiment.columns}
+        methods = {trial.method for trial in self.trials}
+        shared = [key for key in self.varied if key.partition(".")[0] not in methods]
         for trial in (trial for trial in self.trials if (trial.row, trial.column) in known):
-            groups.setdefault(json.dumps(self._values(trial)), []).append(trial)
-        settings = [self._setting(trials) for trials in groups.values()]
+            groups.setdefault(json.dumps(trial.values(shared)), []).append(trial)
+        settings = [self._setting(trials) for group in groups.values() for trials in self._apart(group)]
         return sorted(settings, key=lambda setting: (-len(setting.measured), setting.distance() or 0.0))
 
     def write(self, folder: Path) -> str:
@@ -210,8 +223,19 @@ class Fit:
         other = [key for key in self.varied if key in ("rounds", "max-samples")]
         return f"{said}, but for {' and '.join(other)}: see the table." if other else f"{said}."
 
-    def _values(self, trial: Trial) -> list[Any]:
-        return [trial.run.about["config"].get(key) for key in self.varied]
+    def _apart(self, trials: Sequence[Trial]) -> list[list[Trial]]:
+        """Divide trials by the values of the varied keys that methods have in tables of their own.
+
+        A method without such a key is the same in every setting, so its trials are in each of them.
+        """
+        methods = dict[str, dict[str, list[Trial]]]()
+        for trial in trials:
+            own = [key for key in self.varied if key.startswith(f"{trial.method}.")]
+            methods.setdefault(trial.method, {}).setdefault(json.dumps(trial.values(own)), []).append(trial)
+        return [
+            [trial for part in chosen for trial in part]
+            for chosen in product(*(groups.values() for groups in methods.values()))
+        ]
 
     def _setting(self, trials: Sequence[Trial]) -> Setting:
         experiment = self.experiment
@@ -236,7 +260,11 @@ class Fit:
             for row in {row for row, _ in cells}
             if (values := [v for r, c in cells if r == row and (v := ours(r, c, AS_MEASURED)) is not None])
         }
-        return Setting(tuple(self._values(trials[0])), differences, means)
+        shown = [
+            next((value for trial in trials if (value := trial.values([key])[0]) is not None), None)
+            for key in self.varied
+        ]
+        return Setting(tuple(shown), differences, means)
 
 
 def fit_stem(experiment: Experiment, scale: float) -> str:

@@ -21,6 +21,7 @@ import yaml
 from click.testing import CliRunner
 
 from cli.main import floret
+from common.config import own_keys
 from common.errors import ConfigError, FloretError
 from common.registry import load_class
 from common.versions import versions
@@ -525,6 +526,41 @@ def test_settings_are_judged_by_the_baselines_alone(tmp_path: Path) -> None:
     fewer = Fit(experiment, 1.0, ("momentum", "rounds"), tuple(trials), ())
     assert [setting.values for setting in fewer.settings()] == [(0.9, 50), (0.0, 50), (0.5, 50), (0.9, 3)]
     assert "- At full size, but for rounds: see the table." in fewer.markdown()
+
+
+def test_a_key_of_one_method_leaves_the_trials_of_others_in_every_setting(tmp_path: Path) -> None:
+    rows = [
+        {"name": name, "config": {"method": name}, "when": "before", "reported": [50, 60.5]}
+        for name in ("fedavg", "fedprox", "ditto", "fedper")
+    ]
+    experiment, runs = fitted(tmp_path, rows=rows, claims=[])
+
+    def trials(lr: float, **keys: Any) -> list[Trial]:
+        planned = experiment.planned_runs([0], 1, Data("", {}, False), "", {"lr": lr, **keys})
+        made = [(place, done(place, runs, 0.4, 0.9)) for place in baselines(experiment, planned)]
+        return [
+            Trial(place.row, "A", 0, replace(run, about={**run.about, "config": own_keys(run.about["config"])}))
+            for place, run in made
+            if place.column == "A"
+        ]
+
+    def settings(*varied: str, of: list[Trial]) -> list[tuple[Any, ...]]:
+        once = [trial for i, trial in enumerate(of) if trial.key not in [other.key for other in of[:i]]]
+        found = Fit(experiment, 1.0, varied, tuple(once), ()).settings()
+        return [(*setting.values, len(setting.measured)) for setting in found]
+
+    every = [trial for lr in (0.1, 0.3) for trial in trials(lr, **{"fedprox.mu": 0.1})]
+    assert settings("lr", "fedprox.mu", of=every) == [(0.1, 0.1, 3), (0.3, 0.1, 3)]
+    # Of FedProx there is another value with one rate alone; Ditto has a key of its own.
+    every += trials(0.3, **{"fedprox.mu": 0.5})
+    assert settings("lr", "fedprox.mu", of=every) == [(0.1, 0.1, 3), (0.3, 0.1, 3), (0.3, 0.5, 3)]
+    every = [trial for lam in (1.0, 2.0) for trial in trials(0.3, **{"fedprox.mu": 0.5, "ditto.lambda": lam})]
+    assert settings("fedprox.mu", "ditto.lambda", of=every) == [(0.5, 1.0, 3), (0.5, 2.0, 3)]
+    # Those of privacy are of no method.
+    private = {"privacy.unit": "client", "privacy.noise": 1.0}
+    assert settings("privacy.noise", of=[*trials(0.3), *trials(0.3, **private)]) == [(None, 3), (1.0, 3)]
+    alone = [trial for trial in every if trial.row == "fedavg"]
+    assert settings("lr", "fedprox.mu", of=alone) == [(0.3, None, 1)]
 
 
 def test_a_fit_needs_a_baseline(tmp_path: Path) -> None:
