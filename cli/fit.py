@@ -39,7 +39,7 @@ def fit(file: Path, grids: tuple[str, ...], options: TableOptions) -> None:
         for place in baselines(experiment, table)
     ]
     missing = [(setting, place) for setting, place in planned if not records.kept(place.spec)]
-    tell_kept(((records, place) for _, place in planned), options.results)
+    tell_kept(((records, place) for _, place in planned), options.results, runs.engine.kernels)
     jobs = [experiment.job(place, scale, runs.config(place.spec), setting) for setting, place in missing]
     failed = dict[str, str]()
 

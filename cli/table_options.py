@@ -181,13 +181,16 @@ def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def tell_kept(records: "Iterable[tuple[Records, PlannedRun]]", folder: Path) -> None:
-    """Say how many of the runs are in the results already, and which of them read another npz file than is given."""
-    from results.measured import other_files
+def tell_kept(records: "Iterable[tuple[Records, PlannedRun]]", folder: Path, kernels: str) -> None:
+    """Say how many of the runs are in the results already, and which of them were made otherwise than is asked for.
+
+    That is from another npz file, or with other ``kernels``, which are empty if they are not known.
+    """
+    from results.measured import made_with_others, other_files
 
     every = [(known.kept(place.spec), place.spec) for known, place in records]
     kept = [(run, spec) for run, spec in every if run]
     if kept:
         click.echo(f"{len(kept)} of {len(every)} runs are in the results of {folder}")
-    for text in other_files(kept):
+    for text in (*other_files(kept), *made_with_others((run for run, _ in kept), kernels)):
         click.echo(f"floret: {folder}: {text}", err=True)

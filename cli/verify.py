@@ -54,7 +54,7 @@ def verify(
     FILE is a JSON file of `floret reproduce` or `floret fit`. A run that agrees does so bit for bit. For one that
     differs the first round that does is told, and what else does: data, commit, machine, versions. It is an error
     if one differs. A run that was made with portable kernels is made with them again. Runs that the folder --output has
-    are compared, not made again.
+    are compared, not made again, if their kernels are the same.
     """
     from results.experiment import Data, selected
     from results.measured import other_files
@@ -71,7 +71,7 @@ def verify(
     failed = differ = 0
     for kernels in sorted({one.kernels for one in chosen}):
         same = [one for one in chosen if one.kernels == kernels]
-        runs = Runs(app, output, check_run, engine_of(engine, app, superlink, kernels))
+        runs = Runs(app, output, check_run, engine_of(engine, app, superlink, kernels), exact=True)
         jobs = [Job(one.place.spec, one.place.label, lambda run: f"{len(run.history.rounds)} rounds") for one in same]
         failed += len(run_missing(runs, jobs, keep_models=False))
         for one in same:

@@ -15,8 +15,9 @@ from typing import Any, Self
 
 from common.config import own_keys
 from common.errors import FloretError
+from common.kernels import NATIVE
 from results.history import History, Json, Traffic
-from results.runs import Outcome, Runs, RunSpec, npz_name
+from results.runs import Outcome, Runs, RunSpec, npz_name, other_kernels
 
 log = logging.getLogger("flwr")
 
@@ -145,6 +146,11 @@ class MeasuredRun:
             },
         )
 
+    @property
+    def kernels(self) -> str:
+        """The kernels that it was made with, one of ``common.kernels.KERNELS``."""
+        return str(self.about["machine"].get("kernels", NATIVE))
+
     def read(self, reading: Reading, when: str) -> float | None:
         """Return the accuracy in [0, 1] of a row that the file measures ``when``."""
         at = reading.when or when
@@ -238,6 +244,12 @@ def other_files(runs: Iterable[tuple[MeasuredRun, RunSpec]]) -> list[str]:
     names = ((run.about["file"], npz_name(spec.keys)) for run, spec in runs)
     counts = Counter((then, now) for then, now in names if then and then != now)
     return [f"{many} of these runs read {then}, and {now} is given" for (then, now), many in counts.items()]
+
+
+def made_with_others(runs: Iterable[MeasuredRun], kernels: str) -> list[str]:
+    """Return a text if some runs were made with other kernels than these, which are empty if they are not known."""
+    counts = Counter(text for run in runs for text in other_kernels(run.kernels, kernels))
+    return [f"{many} of these runs {text}" for text, many in counts.items()]
 
 
 def thin_curve(history: History, when: str) -> tuple[tuple[int, float | None, float | None], ...]:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -31,7 +32,7 @@ from common.config import own_keys
 from common.durable import locked, write_whole
 from common.errors import FloretError
 from common.home import importing_from
-from common.kernels import NATIVE, variables
+from common.kernels import NATIVE, kernels_in_use, variables
 from common.local_superlink import check_local_superlink, simulated_clients, use_own_commands
 from common.resources import Part, Resources
 from common.run_config import default_config, merged
@@ -87,10 +88,12 @@ class Engine(Protocol):
     Attributes:
         at_once: how many at a time.
         warm: whether its processes keep the code of the app that they once loaded.
+        kernels: those of its processes, one of ``common.kernels.KERNELS``; empty if it does not start them.
     """
 
     at_once: int
     warm: bool
+    kernels: str
 
     def expect(self, runs: int) -> None:
         """Make no more than so many runs at a time, to be called while none is made: there are no more.
@@ -150,6 +153,7 @@ class LocalEngine:
 
     def __init__(self, app: Path, kernels: str = NATIVE, at_once: int = 1) -> None:
         self._app, self._most = app.resolve(), at_once
+        self.kernels = kernels_in_use() if kernels == NATIVE else kernels
         self._environment = importing_from(self._app) | variables(kernels)
         self._processes: list[_EngineProcess] = []
         # The one that ran last is warm.
@@ -267,6 +271,7 @@ class RayEngine:
 
     at_once = 1
     warm = False
+    kernels = ""
 
     def expect(self, runs: int) -> None:
         """Do nothing; see ``Engine``."""
@@ -356,13 +361,14 @@ class Runs:
         check: raises FloretError if a run with these keys cannot start; it gets the number of clients of a simulation
             on this machine, or None.
         engine: makes the runs.
+        exact: a run that was made with other kernels is none that is done; it is made again.
 
     Attributes:
         defaults: every key of a run config.
     """
 
-    def __init__(self, app: Path, output: Path, check: Check, engine: Engine) -> None:
-        self._app, self._check, self.engine = app, check, engine
+    def __init__(self, app: Path, output: Path, check: Check, engine: Engine, *, exact: bool = False) -> None:
+        self._app, self._check, self.engine, self._exact = app, check, engine, exact
         self.defaults = default_config(app)
         self._folder = output.resolve() / _FOLDER
         self._commit = commit(app)
@@ -420,7 +426,21 @@ class Runs:
     def done(self, spec: RunSpec) -> bool:
         """Return whether the run came to its end."""
         folder = self.folder(spec)
-        return (folder / _ABOUT).is_file() and _finished(folder) is not None
+        run = _finished(folder)
+        return (folder / _ABOUT).is_file() and run is not None and not (self._exact and self._otherwise(run))
+
+    def otherwise(self, spec: RunSpec) -> list[str]:
+        """Return in what a run that is done was made otherwise than it would be now, a text each."""
+        run = _finished(self.folder(spec))
+        return self._otherwise(run) if run and self.done(spec) else []
+
+    def _otherwise(self, run: Path) -> list[str]:
+        try:
+            config = json.loads((run / "config.json").read_text(encoding="utf-8"))
+            kernels = _portable(config).get("kernels", NATIVE)
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+            return []  # said by who reads all of it
+        return other_kernels(kernels, self.engine.kernels)
 
     def outcome(self, spec: RunSpec) -> Outcome | None:
         """Read what the run measured; None if it has not come to its end.
@@ -469,12 +489,13 @@ class Runs:
         if before and not (before / "summary.json").is_file():
             _wait_for(before, watch)
             if not (before / "summary.json").is_file():
-                self._start(spec, folder, code, {"resume": str(before)} if _resumable(before) else {}, watch)
+                goes_on = _resumable(before) and not (self._exact and self._otherwise(before))
+                self._start(spec, folder, code, {"resume": str(before)} if goes_on else {}, watch)
         elif before and _nothing_used(before):
             self._start(spec, folder, code, {}, watch)
-        if not _finished(folder):
+        if not self._wanted(folder):
             self._start(spec, folder, code, {}, watch)
-        run = _finished(folder)
+        run = self._wanted(folder)
         if not run:
             return _reason(log)
         if nothing := _nothing_used(run):
@@ -483,6 +504,11 @@ class Runs:
             shutil.rmtree(run / "checkpoints", ignore_errors=True)
         _write(folder / _ABOUT, self._about(spec, run, code))
         return ""
+
+    def _wanted(self, folder: Path) -> Path | None:
+        """Return the newest finished run of a folder; None without one, or if it does not count (``exact``)."""
+        run = _finished(folder)
+        return None if run and self._exact and self._otherwise(run) else run
 
     def _start(
         self, spec: RunSpec, folder: Path, code: str, more: Mapping[str, str], watch: Callable[[int], None]
@@ -574,6 +600,9 @@ def run_missing(
         bar = progress.add_task("runs", total=len(jobs), completed=done, left="")
         if done:
             console.print(f"{done} of {len(jobs)} runs are done")
+        others = Counter(text for job in jobs for text in runs.otherwise(job.spec))
+        for text, many in others.items():
+            console.print(f"{many} of these runs {text}", markup=False)
 
         def make(name: str) -> str:
             job = wanted[name][0]
@@ -693,6 +722,11 @@ def _portable(config: Mapping[str, Any]) -> dict[str, str]:
     """Return what a run's ``config.json`` says of its kernels, if they were the same from its start to its end."""
     kinds = {part.get("kernels", NATIVE) for part in _parts(config)}
     return {"kernels": kinds.pop()} if len(kinds) == 1 and NATIVE not in kinds else {}
+
+
+def other_kernels(then: str, now: str) -> list[str]:
+    """Return a text if a run was made with other kernels than those of now, which are empty if they are not known."""
+    return [f"were made with {then} kernels, and {now} ones are asked for"] if now and then != now else []
 
 
 def clients_alone(federation: str) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from common.errors import ConfigError, FloretError
-from common.kernels import NATIVE
 from common.resources import count_gpus
 from results.experiment import Data, PlannedRun
 from results.history import Json
@@ -35,8 +34,7 @@ class Recorded:
     @property
     def kernels(self) -> str:
         """The kernels that it was made with, one of ``common.kernels.KERNELS``."""
-        kernels: str = self.run.about["machine"].get("kernels", NATIVE)
-        return kernels
+        return self.run.kernels
 
     @classmethod
     def read(cls, file: Path) -> list[Self]:

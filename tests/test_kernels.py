@@ -9,13 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from cli.main import floret
 from common.errors import FloretError
 from common.kernels import kernels_in_use, variables
-from results.runs import LocalEngine, RayEngine, _portable, engine_of, machine
+from results.measured import MeasuredRun, dumped
+from results.runs import Job, LocalEngine, RayEngine, Runs, RunSpec, _portable, engine_of, machine, run_missing
 from results.tables import environment_notes
 from tests.conftest import PATIENCE
 from tests.harness import ROOT
+from tests.writing import WritingEngine
 
 # What each library computes with, as it says itself; the last lines have MKL and oneDNN name theirs.
 ASK = """
@@ -121,3 +125,74 @@ def test_a_run_says_with_which_it_was_made(tmp_path: Path) -> None:
     assert made.returncode == 0, made.stdout + made.stderr
     (file,) = tmp_path.glob("*/config.json")
     assert json.loads(file.read_text())["kernels"] == "portable"
+
+
+SPEC = RunSpec({"method": "fedper", "rounds": 1}, "num-supernodes=2")
+
+
+def made(output: Path, engine: WritingEngine, *, exact: bool = False) -> Runs:
+    """Make the run, if it is missing."""
+    runs = Runs(ROOT, output, lambda *_: None, engine, exact=exact)
+    assert not run_missing(runs, [Job(SPEC, "One", lambda _: "")], keep_models=False)
+    return runs
+
+
+def test_a_run_that_is_done_with_other_kernels_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    made(tmp_path, WritingEngine())
+    assert "of these runs" not in capsys.readouterr().out
+    for kernels, line in (
+        ("native", ""),
+        ("portable", "1 of these runs were made with native kernels, and portable ones are asked for"),
+        ("", ""),  # those of a SuperLink are not known
+    ):
+        engine = WritingEngine(kernels)
+        made(tmp_path, engine)
+        assert not engine.made
+        assert [text for text in capsys.readouterr().out.splitlines() if "of these runs" in text] == [line] * bool(line)
+
+
+def test_a_run_that_is_verified_has_the_same_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    made(tmp_path, WritingEngine())
+    engine = WritingEngine("portable", after=0.75)
+    runs = made(tmp_path, engine, exact=True)
+    made(tmp_path, engine, exact=True)
+    assert len(engine.made) == 1
+    outcome = runs.outcome(SPEC)
+    assert outcome is not None
+    assert (outcome.about["machine"]["kernels"], outcome.run.figures.after.mean) == ("portable", 0.75)
+
+
+@pytest.mark.parametrize(("kernels", "goes_on"), [("native", True), ("portable", False)])
+def test_a_run_that_was_stopped_goes_on_with_the_same_kernels_where_it_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str, goes_on: bool
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    made(tmp_path, WritingEngine())
+    (summary,) = tmp_path.rglob("summary.json")
+    summary.unlink()
+    (summary.parent / "checkpoints").mkdir()
+    (summary.parent / "checkpoints" / "round-1.json").write_text("{}")
+    engine = WritingEngine(kernels)
+    made(tmp_path, engine, exact=True)
+    assert [values["resume"] for values in engine.made] == [str(summary.parent) if goes_on else ""]
+
+
+def test_verify_makes_runs_with_the_kernels_of_the_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is there with others is made again."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    made(tmp_path / "there", WritingEngine())
+    runs = made(tmp_path / "file", WritingEngine("portable", after=0.75))
+    outcome = runs.outcome(SPEC)
+    assert outcome is not None
+    about = {"row": "One", "column": "A", "seed": 0}
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps(dumped([(about, MeasuredRun.of(outcome, "after", 1))], 1)))
+    engine = WritingEngine("portable", after=0.75)
+    monkeypatch.setattr("results.runs.engine_of", lambda *_: engine)
+    done = CliRunner().invoke(floret, ["verify", str(file), "-o", str(tmp_path / "there")], catch_exceptions=False)
+    assert len(engine.made) == 1
+    assert "One | A | seed 0: agrees" in done.output
