@@ -41,6 +41,8 @@ from results.text import countdown
 
 # Keys that change where a run finds and leaves its files, not what it computes.
 PLACES = ("output-dir", "data-dir", "download", "resume", "tensorboard", "tracker")
+# Data of the user's own: another place most likely has others.
+_OWN_DATA = ("npz", "npz-clients", "image-folder")
 _FEDERATION = "--federation-config"
 # What of it only says how clients share a machine.
 _SHARED = re.compile(r"(?:^|\s+)(?:client-resources-num-gpus|init-args-num-[cg]pus)=\S+")
@@ -361,7 +363,7 @@ class Runs:
         check: raises FloretError if a run with these keys cannot start; it gets the number of clients of a simulation
             on this machine, or None.
         engine: makes the runs.
-        exact: a run that was made with other kernels is none that is done; it is made again.
+        exact: a run that was made with other kernels, or read its data elsewhere, is not done; it is made again.
 
     Attributes:
         defaults: every key of a run config.
@@ -427,20 +429,24 @@ class Runs:
         """Return whether the run came to its end."""
         folder = self.folder(spec)
         run = _finished(folder)
-        return (folder / _ABOUT).is_file() and run is not None and not (self._exact and self._otherwise(run))
+        return (folder / _ABOUT).is_file() and run is not None and not (self._exact and self._otherwise(run, spec))
 
     def otherwise(self, spec: RunSpec) -> list[str]:
         """Return in what a run that is done was made otherwise than it would be now, a text each."""
         run = _finished(self.folder(spec))
-        return self._otherwise(run) if run and self.done(spec) else []
+        return self._otherwise(run, spec) if run and self.done(spec) else []
 
-    def _otherwise(self, run: Path) -> list[str]:
+    def _otherwise(self, run: Path, spec: RunSpec) -> list[str]:
         try:
             config = json.loads((run / "config.json").read_text(encoding="utf-8"))
-            kernels = _portable(config).get("kernels", NATIVE)
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+            kernels, read = _portable(config).get("kernels", NATIVE), _path(config["config"].get("data-dir", ""))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return []  # said by who reads all of it
-        return other_kernels(kernels, self.engine.kernels)
+        found, values = other_kernels(kernels, self.engine.kernels), self.config(spec)
+        given = _path(values["data-dir"])
+        if read != given and (self._exact or values["dataset"] in _OWN_DATA):
+            found.append(f"read {read or 'no data-dir'}, and {given or 'none'} is given")
+        return found
 
     def outcome(self, spec: RunSpec) -> Outcome | None:
         """Read what the run measured; None if it has not come to its end.
@@ -489,13 +495,13 @@ class Runs:
         if before and not (before / "summary.json").is_file():
             _wait_for(before, watch)
             if not (before / "summary.json").is_file():
-                goes_on = _resumable(before) and not (self._exact and self._otherwise(before))
+                goes_on = _resumable(before) and not (self._exact and self._otherwise(before, spec))
                 self._start(spec, folder, code, {"resume": str(before)} if goes_on else {}, watch)
         elif before and _nothing_used(before):
             self._start(spec, folder, code, {}, watch)
-        if not self._wanted(folder):
+        if not self._wanted(folder, spec):
             self._start(spec, folder, code, {}, watch)
-        run = self._wanted(folder)
+        run = self._wanted(folder, spec)
         if not run:
             return _reason(log)
         if nothing := _nothing_used(run):
@@ -505,10 +511,10 @@ class Runs:
         _write(folder / _ABOUT, self._about(spec, run, code))
         return ""
 
-    def _wanted(self, folder: Path) -> Path | None:
+    def _wanted(self, folder: Path, spec: RunSpec) -> Path | None:
         """Return the newest finished run of a folder; None without one, or if it does not count (``exact``)."""
         run = _finished(folder)
-        return None if run and self._exact and self._otherwise(run) else run
+        return None if run and self._exact and self._otherwise(run, spec) else run
 
     def _start(
         self, spec: RunSpec, folder: Path, code: str, more: Mapping[str, str], watch: Callable[[int], None]
@@ -741,6 +747,11 @@ def _computed(config: Mapping[str, Any], federation: str) -> dict[str, Any]:
     """
     keys = {key: value for key, value in own_keys(config).items() if key not in PLACES + _REAL_NODES}
     return keys | {_FEDERATION: clients_alone(federation)}
+
+
+def _path(place: str) -> str:
+    """Return the path that a ``data-dir`` names, an empty text if it names none."""
+    return str(Path(place).expanduser().resolve()) if place else ""
 
 
 def _write(file: Path, content: Any) -> None:

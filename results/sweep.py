@@ -13,7 +13,7 @@ from common.durable import write_whole
 from common.errors import ConfigError, FloretError
 from common.run_config import federation_text, parse_run_configs
 from results.run import Run
-from results.runs import Job, Runs, RunSpec
+from results.runs import PLACES, Job, Runs, RunSpec
 from results.text import percent_over_runs
 
 Keys = dict[str, Any]
@@ -100,7 +100,7 @@ def combinations(grids: Sequence[str], same: Iterable[str] = ()) -> list[Keys]:
         same: keys that have one value in all combinations, which a grid must not have.
 
     Raises:
-        ConfigError: a text is not a key and a list of values, or a key or a value of it is given twice.
+        ConfigError: a text is not a key and a list of values, its key is a place, or a key or a value is given twice.
     """
     axes: dict[str, list[Keys]] = {}
     for text in grids:
@@ -112,6 +112,11 @@ def combinations(grids: Sequence[str], same: Iterable[str] = ()) -> list[Keys]:
             listed = None
         if not isinstance(listed, list) or not listed:
             raise ConfigError(f"--grid {text!r}: must be like 'alpha=[0.1, 0.5]' or 'method=[\"fedper\", \"pfakd\"]'")
+        if key in PLACES:
+            raise ConfigError(
+                f"--grid {text!r}: {key} is no part of what a run computes, so its values would share one run; "
+                "make a command of its own for each, with another -o"
+            )
         if key in axes:
             raise ConfigError(f"--grid {text!r}: {key} is in another --grid, too; write all its values into one list")
         if key in same:

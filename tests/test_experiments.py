@@ -1134,6 +1134,15 @@ def test_a_key_of_the_grid_is_no_key_of_every_run(tmp_path: Path, planned: list[
     assert not planned
 
 
+@pytest.mark.parametrize("name", ["sweep", "fit"])
+@pytest.mark.parametrize("key", ["data-dir", "output-dir"])
+def test_a_place_is_no_key_of_a_grid(tmp_path: Path, planned: list[RunSpec], name: str, key: str) -> None:
+    ended = CliRunner().invoke(floret, arguments(name, tmp_path, "--grid", f'{key}=["/a", "/b"]'))
+    assert isinstance(ended.exception, ConfigError)
+    assert f"{key} is no part of what a run computes, so its values would share one run; make a" in str(ended.exception)
+    assert not planned
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [

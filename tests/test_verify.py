@@ -19,10 +19,11 @@ from cli.main import floret
 from common.errors import ConfigError, FloretError
 from results.experiment import Data
 from results.measured import other_files
-from results.runs import Job
+from results.runs import Job, Runs, RunSpec, run_missing
 from results.verify import Recorded, picked
 from tests.conftest import PATIENCE
 from tests.harness import ROOT
+from tests.writing import WritingEngine
 
 NOWHERE = Data("", {}, False)
 
@@ -273,3 +274,30 @@ def test_a_run_made_again_agrees_or_says_why(tmp_path: Path, kernels: str) -> No
     assert lines[head + 4].startswith("  torch: 0.1 then, ")
     assert len(lines) == head + 5
     assert differs.stderr.strip() == f"floret: {file}: 1 of 1 runs differ; see above"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "own"), [("npz", True), ("npz-clients", True), ("image-folder", True), ("cifar10", False)]
+)
+def test_a_run_that_read_other_data_is_told_and_made_again_to_verify(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dataset: str, own: bool
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+    def made(place: str, *, exact: bool = False) -> tuple[int, list[str]]:
+        """Return how many runs were made, and what was said of those that were done."""
+        engine = WritingEngine()
+        spec = RunSpec({"method": "fedper", "dataset": dataset, "data-dir": place}, "num-supernodes=2")
+        runs = Runs(ROOT, tmp_path, lambda *_: None, engine, exact=exact)
+        assert not run_missing(runs, [Job(spec, "One", lambda _: "")], keep_models=False)
+        outcome = runs.outcome(spec)
+        assert outcome is not None
+        assert not exact or outcome.run.config["data-dir"] == place
+        return len(engine.made), [line for line in capsys.readouterr().out.splitlines() if "of these" in line]
+
+    assert made("/a/mine.npz") == (1, [])
+    assert made("/b/../a/mine.npz") == (0, [])
+    said = "1 of these runs read /a/mine.npz, and /b/mine.npz is given"
+    assert made("/b/mine.npz") == (0, [said] if own else [])
+    assert made("/b/mine.npz", exact=True) == (1, [])
+    assert made("/b/mine.npz", exact=True) == (0, [])
