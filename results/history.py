@@ -269,6 +269,11 @@ class Round:
             return 0
         return sum(getattr(getattr(client, when), split) is not None for client in self.clients.values())
 
+    @property
+    def fewer_before(self) -> bool:
+        """Whether fewer clients were measured before local training than after it: the two means are not compared."""
+        return self.measured("before") < self.measured()
+
 
 @dataclass(frozen=True)
 class Best:

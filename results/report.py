@@ -49,7 +49,10 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def table(runs: Sequence[Run]) -> str:
-    """Return a plain-text table that compares runs, one row each: accuracy on the test split, bytes, time."""
+    """Return a plain-text table that compares runs, one row each: accuracy on the test split, bytes, time.
+
+    A dash for *before* of a run in which fewer clients have it than *after*: means over others are not compared.
+    """
     rows = [["run", "after", "before", "worst 10 %", "MB up", "MB down", "time", "rounds"]]
     for run, name in zip(runs, labels(runs), strict=True):
         figures = run.figures
@@ -57,7 +60,7 @@ def table(runs: Sequence[Run]) -> str:
             [
                 short(name, 36),
                 percent_over_clients(figures.after),
-                percent(figures.before.mean),
+                percent(run.before.mean),
                 percent(figures.after.worst_decile),
                 megabytes(figures.bytes.up),
                 megabytes(figures.bytes.down),
@@ -91,7 +94,8 @@ def client_table(run: Run) -> str:
             counts = [str(samples.get(split, MISSING)) for split in ("train", "test")]
             rows.append([short(name), percent(before), percent(after), *counts])
         breaks.append(len(rows))
-    rows.append(["mean", percent(line.before["test"].mean), percent(line.after["test"].mean), "", ""])
+    before = None if line.fewer_before else line.before["test"].mean
+    rows.append(["mean", percent(before), percent(line.after["test"].mean), "", ""])
     text = _aligned(rows).splitlines()
     rule = text[1]
     for position in reversed(breaks):
@@ -180,6 +184,7 @@ def _comparison_page(runs: Sequence[Run]) -> dict[str, Any]:
         "runs": list(zip(runs, names, strict=True)),
         "same": [found.pop() for found in values.values() if len(found) == 1],
         "differing": differences(runs),
+        "fewer": any(run.before != run.figures.before for run in runs),
         "silent": any(not run.bytes_sent for run in runs),
         "best": max((run.figures.after.mean for run in runs if run.figures.after.mean is not None), default=None),
         "charts": report_charts.of_comparison(runs, names),

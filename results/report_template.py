@@ -299,7 +299,8 @@ COMPARISON = """
 <section>
 <h2>Figures</h2>
 <p class="note">Accuracy on each client's own test split in the last round: mean ± standard deviation over clients.
-The highest mean is in bold.</p>
+The highest mean is in bold.{% if fewer %} A dash before local training: only some of the clients were measured then.
+{%- endif %}</p>
 <div class="scroll">
 <table id="figures" class="compact">
 <thead><tr><th>run</th><th>after local training</th><th>before local training</th><th>weighted, after</th>
@@ -310,7 +311,7 @@ The highest mean is in bold.</p>
 {% set figures = run.figures %}
 <tr><td class="text">{{ swatch(loop.index0) }}{{ name }}</td>
 <td{% if best is not none and figures.after.mean == best %} class="best"{% endif %}>{{ spread(figures.after) }}</td>
-<td>{{ spread(figures.before) }}</td><td>{{ accuracy(figures.after.weighted_mean) }}</td>
+<td>{{ spread(run.before) }}</td><td>{{ accuracy(figures.after.weighted_mean) }}</td>
 <td>{{ accuracy(figures.after.worst_decile) }}</td>
 <td>{{ accuracy(figures.best_validation.test_mean if figures.best_validation else none) }}</td>
 <td>{{ mb(figures.bytes.up) }}</td><td>{{ mb(figures.bytes.down) }}</td><td>{{ figures.seconds | duration }}</td>

@@ -10,7 +10,7 @@ from common.config import RunConfig
 from common.errors import FloretError, printable
 from common.names import natural_key
 from common.versions import versions
-from results.history import Figures, History, Json, Round, highest
+from results.history import Figures, History, Json, Round, Spread, highest
 from results.text import plain
 
 T = TypeVar("T")
@@ -177,6 +177,12 @@ class Run:
     def setting(self, key: str) -> str:
         """Return a key of the run config as text, ``"?"`` if the run does not have it."""
         return plain(self.config.get(key, "?"))
+
+    @property
+    def before(self) -> Spread:
+        """Accuracy before local training as in ``figures``, empty if it is of fewer clients than that after it."""
+        last = self.rounds[-1] if self.finished and self.rounds else self.history.last_complete()
+        return Spread() if last and last.fewer_before else self.figures.before
 
     @property
     def bytes_sent(self) -> int:

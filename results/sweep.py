@@ -137,8 +137,9 @@ def _same(one: Any, other: Any) -> bool:
 def summary_of(run: Run) -> dict[str, Any] | None:
     """Return what a run measured in its last complete round, or None if there is none.
 
-    ``validation`` and ``test`` after and ``before`` local training, means over clients in [0, 1]; ``std`` and
-    ``worst_decile`` over clients after training; ``up`` and ``down`` in bytes; ``seconds``.
+    ``validation`` and ``test`` after and ``before`` local training, means over clients in [0, 1], ``before`` None if it
+    is of fewer clients; ``std`` and ``worst_decile`` over clients after training; ``up`` and ``down`` in bytes;
+    ``seconds``.
     """
     last = run.history.last_complete()
     if last is None:
@@ -146,7 +147,7 @@ def summary_of(run: Run) -> dict[str, Any] | None:
     return {
         "validation": last.accuracy("after", "validation").mean,
         "test": last.accuracy().mean,
-        "before": last.accuracy("before").mean,
+        "before": None if last.fewer_before else last.accuracy("before").mean,
         "std": last.accuracy().std,
         "worst_decile": last.accuracy().worst_decile,
         **run.figures.bytes.to_json(),

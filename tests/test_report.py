@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from common.errors import FloretError
 from data import PARTITIONS
 from results.report import client_table, labels, table, write_report
 from results.run import read_run
+from results.sweep import summary_of
 from results.text import megabytes, percent, short
 
 ROOT = Path(__file__).parent.parent
@@ -395,6 +397,29 @@ def test_comparison(tmp_path: Path) -> None:
     lines = table(runs).splitlines()
     assert len(lines) == 5
     assert percent(runs[1].figures.before.mean).replace("\u00a0", " ") in lines[3]
+
+
+def test_a_mean_over_some_clients_stands_beside_none_over_all(tmp_path: Path) -> None:
+    """Before training it is measured for those that took part alone, after it for all."""
+    some, every = make_run(tmp_path / "some", method="fedper"), make_run(tmp_path / "every", method="fedavg")
+    file = some / "history.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for name in ("3", "4"):
+        lines[-1]["clients"][name]["before"] = None
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    runs = [read_run(directory) for directory in (some, every)]
+    assert runs[0].figures.before.mean == runs[1].figures.before.mean is not None
+    shown = percent(runs[1].figures.before.mean).replace("\u00a0", " ")
+    page, missing = report(some, every), "\N{EN DASH}"
+    assert [row[2].partition(" ±")[0] for row in page.body("figures")] == [missing, shown]
+    assert page.says("A dash before local training: only some of the clients were measured then.")
+    assert not report(every, every).says("A dash before local training")
+    assert [re.split("  +", line)[2] for line in table(runs).splitlines()[2:]] == [missing, shown]
+    assert [re.split("  +", client_table(run).splitlines()[-1])[1] for run in runs] == [missing, shown]
+    summaries = [summary_of(run) for run in runs]
+    assert [summary and summary["before"] for summary in summaries] == [None, runs[1].figures.before.mean]
+    # The page of that run alone says over how many it is.
+    assert report(some).says("over the 3 clients that trained")
 
 
 def test_run_that_sends_nothing(tmp_path: Path) -> None:
