@@ -14,8 +14,13 @@ from results.sweep import markdown
 from results.text import percent_over_runs
 
 # Two-sided 95 % quantiles of Student's t distribution by degrees of freedom, from 1 on.
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-_T95_LATER = 1.96
+_T95 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+# Up to so many degrees of freedom those of the fewest, and beyond.
+_T95_UP_TO, _T95_BEYOND = {60: 2.042, 120: 2.000}, 1.980
 
 Values = Mapping[str, Sequence[float]]
 Places = tuple[int, int]
@@ -27,7 +32,8 @@ class Ranking:
 
     Attributes:
         seeds: in order.
-        measures: by name, what each method measured with each seed; larger is better.
+        measures: by name, what each method measured with each seed; larger is better. A method that lacks a number
+            for one of the seeds is not there.
         megabytes: up and down together, of all clients and rounds, mean over seeds.
         without: methods that are left out, since a run of theirs did not finish.
     """
@@ -53,18 +59,23 @@ class Ranking:
                 if keys:
                     raise FloretError(f"{file}: a ranking is of a sweep over method and seed, not over {min(keys)}")
                 found.setdefault(method, {})[seed] = run["summary"]
-        except (OSError, KeyError, TypeError, ValueError) as error:
+            seeds = tuple(sorted({seed for each in found.values() for seed in each}))
+            whole = {name: each for name, each in found.items() if all(each.get(seed) for seed in seeds)}
+            if len(whole) < 2 or len(seeds) < 2:
+                raise FloretError(f"{file}: a ranking needs two methods that finished with the same two seeds or more")
+            names = {"before": "before", "worst decile": "worst_decile"}
+            measures = {"after": {m: [float(each[s]["test"]) for s in seeds] for m, each in whole.items()}}
+            measures |= {
+                shown: {
+                    m: [float(each[s][name]) for s in seeds]
+                    for m, each in whole.items()
+                    if all(each[s][name] is not None for s in seeds)
+                }
+                for shown, name in names.items()
+            }
+            sent = {m: mean((each[s]["up"] + each[s]["down"]) / 1e6 for s in seeds) for m, each in whole.items()}
+        except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise FloretError(f"{file}: is not the sweep.json of a sweep over method and seed ({error})") from error
-        seeds = tuple(sorted({seed for each in found.values() for seed in each}))
-        whole = {name: each for name, each in found.items() if all(each.get(seed) for seed in seeds)}
-        if len(whole) < 2 or len(seeds) < 2:
-            raise FloretError(f"{file}: a ranking needs two methods that finished with the same two seeds or more")
-        names = {"after": "test", "before": "before", "worst decile": "worst_decile"}
-        measures = {
-            shown: {m: [float(each[s][name]) for s in seeds] for m, each in whole.items()}
-            for shown, name in names.items()
-        }
-        sent = {m: mean((each[s]["up"] + each[s]["down"]) / 1e6 for s in seeds) for m, each in whole.items()}
         return cls(seeds, measures, sent, tuple(sorted(found.keys() - whole.keys())))
 
     def table(self) -> str:
@@ -82,7 +93,10 @@ class Ranking:
                 *(
                     text
                     for name, values in self.measures.items()
-                    for text in (percent_over_runs(values[method]), between(ranges[name][method]))
+                    for text in (
+                        percent_over_runs(values.get(method, ())),
+                        between(ranges[name][method]) if method in values else "-",
+                    )
                 ),
                 f"{self.megabytes[method]:.1f}",
                 str(cost[method]),
@@ -105,11 +119,16 @@ def beyond_noise(one: Sequence[float], other: Sequence[float]) -> int:
     seed, methods have the same clients, splits and initial weights, so their differences vary less than their values.
     """
     differences = [a - b for a, b in zip(one, other, strict=True)]
-    freedom = len(differences) - 1
-    quantile = _T95[freedom - 1] if freedom <= len(_T95) else _T95_LATER
     middle = mean(differences)
-    bound = quantile * stdev(differences) / math.sqrt(len(differences))
+    bound = t95(len(differences) - 1) * stdev(differences) / math.sqrt(len(differences))
     return 0 if abs(middle) <= bound else int(math.copysign(1, middle))
+
+
+def t95(freedom: int) -> float:
+    """Return the two-sided 95 % quantile of Student's t with so many degrees of freedom, or a little more than it."""
+    if freedom <= len(_T95):
+        return _T95[freedom - 1]
+    return next((quantile for most, quantile in _T95_UP_TO.items() if freedom <= most), _T95_BEYOND)
 
 
 def places(values: Values) -> dict[str, Places]:

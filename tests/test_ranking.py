@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from scipy import stats
 
 from cli.main import floret, main
 from common.errors import FloretError
-from results.ranking import Ranking, between, beyond_noise, places
+from results.ranking import Ranking, between, beyond_noise, places, t95
 
 AFTER = {"a": [0.90, 0.91, 0.92], "b": [0.80, 0.81, 0.82], "c": [0.85, 0.95, 0.90]}
 
@@ -68,6 +69,33 @@ def test_the_page(tmp_path: Path) -> None:
     ]
 
 
+def test_a_method_without_a_number_is_not_ranked_by_it(tmp_path: Path) -> None:
+    folder = write_sweep(tmp_path / "sweep")
+    runs = json.loads((folder / "sweep.json").read_text())["runs"]
+    for run in runs:
+        if run["keys"] == {"method": "b", "seed": 1}:
+            run["summary"]["before"] = None
+    (folder / "sweep.json").write_text(json.dumps({"runs": runs}))
+    ranking = Ranking.read(folder / "sweep.json")
+    assert {name: sorted(values) for name, values in ranking.measures.items()} == {
+        "after": ["a", "b", "c"],
+        "before": ["a", "c"],
+        "worst decile": ["a", "b", "c"],
+    }
+    assert ranking.table().splitlines()[2:] == [
+        "| `a` | 91.0 ± 0.8 | 1-2 | 45.5 ± 0.4 | 1-2 | 50.0 ± 0.0 | 1-3 | 1.0 | 1 |",
+        "| `c` | 90.0 ± 4.1 | 1-3 | 45.0 ± 2.0 | 1-2 | 50.0 ± 0.0 | 1-3 | 3.0 | 3 |",
+        "| `b` | 81.0 ± 0.8 | 2-3 | - | - | 50.0 ± 0.0 | 1-3 | 2.0 | 2 |",
+    ]
+    assert ranking.apart("before") == (0, 1)
+
+
+def test_the_quantiles_are_those_of_the_t_distribution_or_a_little_more() -> None:
+    for freedom in range(1, 400):
+        exact = float(stats.t.ppf(0.975, freedom))
+        assert -0.0006 < t95(freedom) - exact < (0.0006 if freedom <= 30 else 0.05), freedom
+
+
 @pytest.mark.parametrize(
     ("runs", "reason"),
     [
@@ -75,6 +103,10 @@ def test_the_page(tmp_path: Path) -> None:
         ([{"keys": {"method": "a", "seed": 0, "lr": 0.1}, "summary": None}], "not over lr"),
         ([{"keys": {"method": "a"}, "summary": None}], "is not the sweep.json of a sweep over method and seed"),
         ([{"keys": {"method": "a", "seed": 0}, "summary": {}}], "needs two methods"),
+        (
+            [{"keys": {"method": m, "seed": s}, "summary": {"test": None}} for m in "ab" for s in (0, 1)],
+            "is not the sweep.json of a sweep over method and seed",
+        ),
     ],
 )
 def test_what_is_no_sweep_over_methods_is_refused_in_a_line(tmp_path: Path, runs: Any, reason: str) -> None:
