@@ -1,9 +1,11 @@
 """Files that are there whole or not at all: written under another name, flushed to the disk, then renamed."""
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -77,6 +79,8 @@ def locked(folder: Path, *, wait: bool) -> Iterator[None]:
 def write_whole(path: Path, content: bytes | memoryview, *, sync: bool = True, private: bool = False) -> None:
     """Write ``path`` so that a crash at any moment leaves the old content or the new, never a part.
 
+    Of several that write it at the same time, the last one's content is there, whole.
+
     Args:
         path: the file; its directory exists.
         content: what it will have.
@@ -86,19 +90,20 @@ def write_whole(path: Path, content: bytes | memoryview, *, sync: bool = True, p
     Raises:
         OSError: it cannot be written, and names ``path``; the old content is still there.
     """
-    new = path.with_name(f".{path.name}.new")
     try:
-        if private:
-            new.unlink(missing_ok=True)  # what a crash left may be open to others
-        with open_file(new, "wb", private=private) as file:
-            file.write(content)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-        new.replace(path)
+        new, opened = _new_file(path, private=private)
+        with opened as file:
+            try:
+                file.write(content)
+                file.flush()
+                if sync:
+                    os.fsync(file.fileno())
+                new.replace(path)  # while it is locked: until then another could take it for one that was left
+            except OSError:
+                with suppress(OSError):
+                    new.unlink(missing_ok=True)
+                raise
     except OSError as error:
-        with suppress(OSError):
-            new.unlink(missing_ok=True)
         error.filename = str(path)  # not that of the new file, which the user did not name
         raise
     if sync:
@@ -107,6 +112,37 @@ def write_whole(path: Path, content: bytes | memoryview, *, sync: bool = True, p
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _new_file(path: Path, *, private: bool) -> tuple[Path, IO[bytes]]:
+    """Return an empty file beside ``path`` that no other writer has, and open it, locked.
+
+    It has always the same name, so that what a killed writer left is used again; only where another writer has that
+    file, or it cannot be known, one of its own.
+    """
+    new = path.with_name(f".{path.name}.new")
+    file = open_file(new, "ab", private=private)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        there = os.fstat(file.fileno())
+        # Another writer may have renamed it before its lock was gone.
+        free = os.path.samestat(there, new.stat())
+        if free and private and there.st_mode & 0o077:  # what a crash left is open to others
+            new.unlink()
+            free = False
+        if free:
+            file.truncate(0)
+            return new, file
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):  # there are no locks
+            file.close()
+            raise
+    file.close()
+    own = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.new")
+    own.unlink(missing_ok=True)
+    return own, open_file(own, "wb", private=private)
 
 
 def write_manifest(path: Path, content: Mapping[str, Any], *, sync: bool = True, private: bool = False) -> None:

@@ -4,6 +4,8 @@ import fcntl
 import os
 import resource
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from client_app.keeping import Quota, Version
 from client_app.keeping import kept as stays
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext, identity
 from common.config import RunConfig, read_keys
-from common.durable import DamagedError, digest, read_manifest, write_manifest
+from common.durable import DamagedError, digest, read_manifest, write_manifest, write_whole
 from common.errors import ConfigError, FloretError
 from common.starts import Start
 from tests.harness import run_config
@@ -176,6 +178,45 @@ def test_what_a_crash_leaves_behind_is_no_version_and_is_cleared_away(tmp_path: 
     assert (state.round, state.notes) == (1, [])
     state.commit(2, {"w": torch.ones(1)})
     assert files(tmp_path) == [f"{n:08d}.{kind}" for n in (1, 2) for kind in ("json", "safetensors")]
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_two_writers_of_a_file_leave_that_of_one_of_them_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private: bool
+) -> None:
+    path, sync, (slow, quick) = tmp_path / "a.json", os.fsync, (threading.Event(), threading.Event())
+
+    def meanwhile(number: int) -> None:
+        """Let the other writer come between what the slow one has written and that it is there."""
+        if threading.current_thread() is not threading.main_thread() and not slow.is_set():
+            slow.set()
+            assert quick.wait(60)
+        sync(number)
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write_whole, path, b"slow" * 9, private=private)
+        assert slow.wait(60)
+        write_whole(path, b"quick" * 1000, private=private)
+        assert path.read_bytes() == b"quick" * 1000
+        quick.set()
+        writing.result(60)
+    assert path.read_bytes() == b"slow" * 9
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_what_a_killed_writer_left_is_used_again(tmp_path: Path, private: bool) -> None:
+    path, left = tmp_path / "a.json", tmp_path / ".a.json.new"
+    left.write_bytes(b"half of something longer")
+    left.chmod(0o644)
+    with left.open("rb") as read:
+        write_whole(path, b"whole", private=private)
+        # Nobody who has it open reads what is private.
+        assert read.read() == (b"half of something longer" if private else b"whole")
+    assert path.read_bytes() == b"whole"
+    assert bool(path.stat().st_mode & 0o077) is not private
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
