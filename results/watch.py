@@ -52,7 +52,7 @@ class Board:
             seen: by the number of a run, the generation and the last round that the page has.
         """
         with self._lock:
-            for directory in (found := list(self._find())[-MOST_RUNS:]):
+            for directory in (found := _newest(self._find())):
                 if directory not in self._runs:
                     self._ids += 1
                     self._runs[directory] = (self._ids, Follower(directory))
@@ -117,8 +117,19 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def _cells(place: Path) -> list[Path]:
-    """Return the newest run of each cell of a sweep or an experiment."""
-    return [runs[-1] for cell in sorted((place / "cells").glob("*")) if (runs := _runs_in(cell))]
+    """Return the newest run of each cell of a sweep or an experiment, in the order in which they began."""
+    return sorted((runs[-1] for cell in (place / "cells").glob("*") if (runs := _runs_in(cell))), key=_began)
+
+
+def _began(run: Path) -> tuple[str, Path]:
+    """Return what sorts runs by their beginning: a run's folder is named after it, that of its cell is not."""
+    return run.name, run
+
+
+def _newest(runs: Sequence[Path]) -> list[Path]:
+    """Return the newest ``MOST_RUNS`` runs, in the order given."""
+    newest = set(sorted(runs, key=_began)[-MOST_RUNS:])
+    return [run for run in runs if run in newest]
 
 
 class WatchServer(ThreadingHTTPServer):

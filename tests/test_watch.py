@@ -456,11 +456,12 @@ def test_which_runs_are_meant(tmp_path: Path) -> None:
     assert newest() == [second]
     assert directories(["20260101-a", str(second)], folder)() == [first, second]
     sweep = tmp_path / "sweep"
-    for cell, name in (("x", "1"), ("x", "2"), ("y", "1")):
+    for cell, name in (("x", "1"), ("x", "3"), ("y", "2")):
         (sweep / "cells" / cell).mkdir(parents=True, exist_ok=True)
         make_run(sweep / "cells" / cell / name, rounds=2)
     found = directories([str(sweep)], folder)
-    assert [path.relative_to(sweep / "cells").as_posix() for path in found()] == ["x/2", "y/1"]
+    # In the order in which they began, whatever their cells are called.
+    assert [path.relative_to(sweep / "cells").as_posix() for path in found()] == ["y/2", "x/3"]
     (sweep / "cells" / "z").mkdir()
     make_run(sweep / "cells" / "z" / "1", rounds=2)
     assert len(found()) == 3
@@ -606,6 +607,19 @@ def test_many_runs_are_the_newest(tmp_path: Path) -> None:
         runs.append(run)
     news = Board(lambda: runs).news({})["runs"]
     assert [run["about"]["name"] for run in news] == [run.name for run in runs[5:]]
+
+
+def test_of_a_large_sweep_the_newest_runs_are_shown(tmp_path: Path) -> None:
+    """The folder of a cell is named after what it computes: the first may have the newest run."""
+    for place in range(MOST_RUNS + 5):
+        run = tmp_path / "cells" / f"{place:016x}" / f"20260101-{900 - place:06d}-fedper"
+        run.mkdir(parents=True)
+        (run / "config.json").write_text("{}")
+    other = make_run(tmp_path / "20250101-000000-old", rounds=2)
+    news = Board(directories([str(tmp_path), str(other)], tmp_path)).news({})["runs"]
+    names = [run["about"]["name"] for run in news]
+    assert names == sorted(names)
+    assert names == [f"20260101-{number:06d}-fedper" for number in range(901 - MOST_RUNS, 901)]
 
 
 # The command
