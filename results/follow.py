@@ -25,7 +25,7 @@ BUDGET = 16_000_000
 # Rounds that the small curve of a client shows.
 SPARK = 60
 _TAIL = 64
-_NOT_IT = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+_NOT_IT = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 
 # The columns of a round and of a client, as ``Follower.news`` returns them.
 ROUND = (

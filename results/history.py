@@ -14,6 +14,8 @@ import numpy as np
 
 Json = dict[str, Any]
 SPLITS = ("test", "validation")
+# The largest whole number that a file may have; what is beyond the other one, or not finite, counts as not measured.
+MOST, _LARGEST = 2**63, 1e100
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Traffic:
     def from_json(cls, record: Mapping[str, Any] | None) -> Self:
         """Read what ``to_json`` returned."""
         record = record or {}
-        return cls(int(record.get("up") or 0), int(record.get("down") or 0))
+        return cls(whole(record.get("up") or 0), whole(record.get("down") or 0))
 
     def to_json(self) -> Json:
         """Return both numbers by name."""
@@ -229,7 +231,7 @@ class Round:
         """
         accuracy = record.get("accuracy") or {}
         return cls(
-            round=int(record["round"]),
+            round=whole(record["round"]),
             clients={str(name): ClientRound.from_json(one) for name, one in (record.get("clients") or {}).items()},
             before=_spreads(accuracy.get("before")),
             after=_spreads(accuracy.get("after")),
@@ -319,11 +321,11 @@ class Figures:
         return cls(
             before=Spread.from_json(accuracy.get("before")),
             after=Spread.from_json(accuracy.get("after")),
-            best_validation=Best(int(best["round"]), _number(best.get("test_mean"))) if best else None,
+            best_validation=Best(whole(best["round"]), _number(best.get("test_mean"))) if best else None,
             bytes=Traffic.from_json(record.get("bytes")),
             seconds=_number(seconds.get("total")),
             seconds_per_round=_number(seconds.get("per_round_median")),
-            refused=int(record.get("refused") or 0),
+            refused=whole(record.get("refused") or 0),
             epsilon=_number(record.get("epsilon")),
         )
 
@@ -431,7 +433,19 @@ def _number(value: Any) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{value!r} is not a number")
-    return float(value) if math.isfinite(value) else None
+    return float(value) if abs(value) < _LARGEST else None
+
+
+def whole(value: Any) -> int:
+    """Return a whole number of a file.
+
+    Raises:
+        ValueError, TypeError, OverflowError: it is none, or so large that nothing can be calculated with it.
+    """
+    number = int(value)
+    if abs(number) > MOST:
+        raise ValueError(f"a number is beyond {MOST}")
+    return number
 
 
 def _names(value: Any) -> tuple[str, ...]:

@@ -224,7 +224,7 @@ def _write(page: str, content: Mapping[str, Any], path: Path) -> None:
     filters = {**FILTERS, "number": number, "signed": lambda value: number(value, "+.2f")}
     html = report_template.render(page, content, filters, {"missing": "-", "swatch": report_charts.swatch})
     try:
-        write_whole(path, html.encode())
+        write_whole(path, html.encode(errors="replace"))
     except OSError as error:
         raise FloretError(f"{path}: cannot be written ({error.strerror})") from error
 

@@ -126,7 +126,7 @@ def write_report(runs: Sequence[Run], path: Path) -> None:
     content = _run_page(runs[0]) if len(runs) == 1 else _comparison_page(runs)
     html = report_template.render(page, content, FILTERS, {"missing": MISSING, "swatch": report_charts.swatch})
     try:
-        write_whole(path, html.encode())
+        write_whole(path, html.encode(errors="replace"))
     except OSError as error:
         raise FloretError(f"cannot write {path}: {error.strerror}") from error
 

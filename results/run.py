@@ -10,7 +10,7 @@ from common.config import RunConfig
 from common.errors import FloretError, printable
 from common.names import natural_key
 from common.versions import versions
-from results.history import Figures, History, Json, Round, Spread, highest
+from results.history import MOST, Figures, History, Json, Round, Spread, highest, whole
 from results.text import plain
 
 T = TypeVar("T")
@@ -104,13 +104,13 @@ class Run:
         planned, every = config.get("rounds"), config.get("evaluate-every")
         history = History(
             rounds,
-            planned=planned if isinstance(planned, int) else len(rounds),
+            planned=planned if isinstance(planned, int) and planned <= MOST else len(rounds),
             evaluate_every=every if isinstance(every, int) else 0,
         )
         clients = {
             str(name): ClientData(
-                samples={split: int(count) for split, count in (client.get("samples") or {}).items()},
-                labels=None if client.get("labels") is None else tuple(int(count) for count in client["labels"]),
+                samples={split: whole(count) for split, count in (client.get("samples") or {}).items()},
+                labels=None if client.get("labels") is None else tuple(whole(count) for count in client["labels"]),
             )
             for name, client in (about.get("clients") or {}).items()
         }
@@ -269,7 +269,7 @@ def _read(file: Path) -> str:
 def _parse(file: Path, what: str, build: Callable[[], T]) -> T:
     try:
         return build()
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         reason = str(error)
         if isinstance(error, KeyError):
             reason = f"{error.args[0]!r} is missing"

@@ -5,6 +5,7 @@ The server says it while the run goes and takes the file away at the end; a run 
 
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from typing import Any, Self
 
 from common.durable import write_whole
 from common.errors import printable
-from results.history import Json
+from results.history import Json, whole
 
 log = logging.getLogger("flwr")
 
@@ -69,16 +70,16 @@ class Status:
         return cls(
             method=printable(record["method"]),
             dataset=printable(record["dataset"]),
-            planned=int(record["planned"]),
-            round=int(record["round"]),
+            planned=whole(record["planned"]),
+            round=whole(record["round"]),
             phase=printable(record["phase"]),
-            since=float(record["since"]),
-            began=float(record["began"]),
-            clients=int(record["clients"]),
-            asked=int(record["asked"]),
-            answered=int(record["answered"]),
+            since=_seconds(record["since"]),
+            began=_seconds(record["began"]),
+            clients=whole(record["clients"]),
+            asked=whole(record["asked"]),
+            answered=whole(record["answered"]),
             waiting=tuple(printable(name) for name in list(record["waiting"])[:MOST_NAMES]),
-            waiting_since=None if since is None else float(since),
+            waiting_since=None if since is None else _seconds(since),
         )
 
     def to_json(self) -> Json:
@@ -90,8 +91,15 @@ def read_status(directory: Path) -> Status | None:
     """Return what the run in ``directory`` said last; None if it says nothing, as runs of earlier versions do."""
     try:
         return Status.from_json(json.loads((directory / FILE).read_bytes()))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
+
+
+def _seconds(value: Any) -> float:
+    seconds = float(value)
+    if not math.isfinite(seconds):
+        raise ValueError(f"{value} is no time")
+    return seconds
 
 
 class StatusWriter:

@@ -422,6 +422,17 @@ def test_a_mean_over_some_clients_stands_beside_none_over_all(tmp_path: Path) ->
     assert report(some).says("over the 3 clients that trained")
 
 
+def test_numbers_and_names_that_no_run_writes_are_shown(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run", method="fed\ud800", refused={2: ("site\udfff", "why\ud800")})
+    file = directory / "history.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines[0]["loss"] = 10**400
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_run(directory).rounds[0].loss is None
+    assert report(directory).says("fed?")
+    assert report(directory, make_run(tmp_path / "other")).says("fed?")
+
+
 def test_run_that_sends_nothing(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run", method="local")
     text = (directory / "history.jsonl").read_text()
@@ -469,6 +480,13 @@ def test_same_run_same_bytes_whatever_the_settings_of_matplotlib(tmp_path: Path)
         ("history.jsonl", '{"round": 1, "loss": "low"}\n'),
         ("history.jsonl", '{"round": 1, "clients": {"0": []}}\n'),
         ("summary.json", "nothing"),
+        # JSON of Python has numbers that no count can be, and texts that no page can have.
+        ("config.json", '{"config": {}, "clients": {"0": {"samples": {"train": Infinity}}}}'),
+        ("config.json", '{"config": {}, "clients": {"0": {"labels": [-Infinity]}}}'),
+        ("history.jsonl", '{"round": Infinity}\n'),
+        ("history.jsonl", '{"round": 1, "bytes": {"up": 1e999}}\n'),
+        ("history.jsonl", f'{{"round": 1, "bytes": {{"up": 1{"0" * 400}}}}}\n'),
+        ("summary.json", '{"refused": Infinity}'),
     ],
 )
 def test_damaged_file_is_named_in_one_line(tmp_path: Path, name: str, content: str) -> None:

@@ -425,7 +425,14 @@ def test_a_status_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: py
     ]
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "[" * 100_000, '{"method": 1, "waiting": 3}', "\x00"])
+ASKED = '"clients": 1, "asked": 1, "answered": 0, "waiting": [], "waiting_since": null}'
+ENDLESS = [
+    f'{{"method": "a", "dataset": "b", "planned": Infinity, "round": 9, "phase": "x", "since": 0, "began": 0, {ASKED}',
+    f'{{"method": "a", "dataset": "b", "planned": 9, "round": 9, "phase": "x", "since": -Infinity, "began": 0, {ASKED}',
+]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "[" * 100_000, '{"method": 1, "waiting": 3}', "\x00", *ENDLESS])
 def test_a_status_that_is_something_else_counts_as_none(tmp_path: Path, text: str) -> None:
     run = make_run(tmp_path / "run", rounds=3, done=2)
     (run / "status.json").write_text(text)
@@ -488,6 +495,24 @@ def test_that_there_is_no_run_yet_is_told(
     folder = tmp_path / name
     done = CliRunner().invoke(floret, ["watch", "--output-dir", str(folder)], catch_exceptions=False)
     assert done.output.splitlines()[0] == f"Watching {folder}, {said}"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", '{"config": {}, "clients": {"0": {"samples": {"train": Infinity}}}}'),
+        ("history.jsonl", '{"round": Infinity}\n'),
+        ("history.jsonl", '{"round": 1, "clients": {"0": {"bytes": {"up": Infinity}}}}\n'),
+        ("history.jsonl", '{"round": 1, "clients": {"0": {"after": {"test": 1e308}}}}\n'),
+        ("history.jsonl", f'{{"round": 1, "loss": 1{"0" * 400}}}\n'),
+        *(("status.json", text) for text in ENDLESS),
+    ],
+)
+def test_a_damaged_run_leaves_the_others_on_the_board(tmp_path: Path, name: str, content: str) -> None:
+    damaged, other = make_run(tmp_path / "a", rounds=3, done=2), make_run(tmp_path / "b", rounds=2)
+    (damaged / name).write_text(content)
+    _, shown = json.loads(json.dumps(Board(lambda: [damaged, other]).news({}), allow_nan=False))["runs"]
+    assert rounds(shown) == [1, 2]
 
 
 def test_several_runs_have_names_that_differ(tmp_path: Path) -> None:
