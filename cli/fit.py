@@ -21,7 +21,7 @@ def fit(file: Path, grids: tuple[str, ...], options: TableOptions) -> None:
     that is done is not made again. Keys given with --set are part of each setting, like those of a grid.
     """
     from results.experiment import Experiment, selected
-    from results.fit import Fit, baselines, fit_stem
+    from results.fit import Fit, baselines, failure, fit_stem
     from results.measured import Records
     from results.runs import run_missing
     from results.sweep import combinations
@@ -45,7 +45,7 @@ def fit(file: Path, grids: tuple[str, ...], options: TableOptions) -> None:
 
     def write() -> str:
         wrong = [
-            f"{place.label}, {setting}: {failed[name]}"
+            failure(place, setting, failed[name])
             for setting, place in planned
             if (name := runs.folder(place.spec).name) in failed
         ]

@@ -519,13 +519,13 @@ class _Reader:
         if spread not in ("", "clients", "runs"):
             self._fail("spread", "must be clients or runs")
         self._check_cells(table["config"], columns, rows)
-        own, methods = table.get("own", ""), {_method(table["config"], row) for row in rows}
+        own, methods = self._name(table, "own"), {_method(table["config"], row) for row in rows}
         if own and own not in methods:
             self._fail("own", f"{own!r} is the method of no row{nearest(str(own), methods)}")
         running = [row.name for row in rows if own and _runs(own, table["config"], row)]
         if own and not running:
             self._fail("own", f"{own!r} is run by rows with baseline: true alone; leave one without")
-        headline = table.get("headline", running[-1] if running else "")
+        headline = self._name(table, "headline", running[-1] if running else "")
         if headline and headline not in running:
             self._fail("headline", f"{headline!r} is no row that runs own{nearest(str(headline), running)}")
         return {
@@ -578,8 +578,8 @@ class _Reader:
             if name not in places:
                 self._fail(key, f"{name!r} is not a column{nearest(str(name), places)}")
         by = table.get("by", 0.0)
-        if not isinstance(by, int | float) or isinstance(by, bool):
-            self._fail(f"{key}.by", "must be points")
+        if not isinstance(by, int | float) or isinstance(by, bool) or not abs(by) <= 100:
+            self._fail(f"{key}.by", "must be points, from -100 to 100")
         text = self._text(table["text"], f"{key}.text")
         return Claim(text, table["higher"], tuple(table["than"]), tuple(table.get("columns", [])), float(by))
 
@@ -596,6 +596,8 @@ class _Reader:
     def _config(self, value: Any, key: str) -> dict[str, Any]:
         if not isinstance(value, dict) or not all(isinstance(v, bool | int | float | str) for v in value.values()):
             self._fail(key, "must be keys of the run config with their values")
+        if not all(isinstance(name, str) for name in value):
+            self._fail(key, f"{next(n for n in value if not isinstance(n, str))!r} is no key of the run config")
         wrong = [name for name in value if name in (*PLACES, "seed")]
         if wrong:
             self._fail(key, f"{wrong[0]} is set by the command, not by the file")
@@ -644,6 +646,9 @@ class _Reader:
 
     def _own_clients(self, table: Mapping[str, Any], key: str) -> int | None:
         return self._count(table["clients"], f"{key}.clients") if "clients" in table else None
+
+    def _name(self, table: Mapping[str, Any], key: str, default: str = "") -> str:
+        return self._text(table[key], key) if key in table else default
 
     def _text(self, value: Any, key: str) -> str:
         if not isinstance(value, str) or not value.strip():

@@ -13,7 +13,7 @@ from statistics import mean
 from typing import Any, Self
 
 from common.durable import write_whole
-from common.errors import ConfigError
+from common.errors import ConfigError, FloretError
 from results.experiment import Experiment, PlannedRun
 from results.measured import AS_MEASURED, READINGS, MeasuredRun, Reading, Records, dumped, loaded
 from results.sweep import markdown
@@ -109,7 +109,7 @@ class Fit:
         planned: Sequence[tuple[Mapping[str, Any], PlannedRun]],
         failed: Sequence[str],
     ) -> Self:
-        """Return the trials that the file has, and those of ``planned`` that are done.
+        """Return the trials that the file has, and those of ``planned`` that are done. One that cannot be read failed.
 
         Args:
             experiment: the table.
@@ -120,17 +120,22 @@ class Fit:
             failed: what could not be run and why.
 
         Raises:
-            FloretError: a file cannot be read.
+            FloretError: the file of results cannot be read.
         """
         content, kept = loaded(file, experiment.window(scale))
         names = (*content.get("varied", ()), *(key for setting, _ in planned for key in setting))
         trials = [Trial(entry["row"], entry["column"], entry["seed"], run) for entry, run in kept]
-        for _, place in planned:
-            run = records.get(place.spec, experiment.when(place.row))
+        failures = list(failed)
+        for setting, place in planned:
+            try:
+                run = records.get(place.spec, experiment.when(place.row))
+            except FloretError as error:
+                failures.append(failure(place, setting, str(error)))
+                continue
             trial = Trial(place.row, place.column, place.seed, run) if run else None
             if trial and all(trial.key != other.key for other in trials):
                 trials.append(trial)
-        return cls(experiment, scale, tuple(dict.fromkeys(names)), tuple(trials), tuple(failed))
+        return cls(experiment, scale, tuple(dict.fromkeys(names)), tuple(trials), tuple(dict.fromkeys(failures)))
 
     def settings(self) -> list[Setting]:
         """Return the settings, those with most cells first, among them the nearest first."""
@@ -265,6 +270,11 @@ class Fit:
             for key in self.varied
         ]
         return Setting(tuple(shown), differences, means)
+
+
+def failure(place: PlannedRun, setting: Mapping[str, Any], reason: str) -> str:
+    """Return the line of a run that failed."""
+    return f"{place.label}, {dict(setting)}: {reason}"
 
 
 def fit_stem(experiment: Experiment, scale: float) -> str:

@@ -14,8 +14,9 @@ from statistics import mean
 from typing import Any, Self
 
 from common.config import own_keys
-from common.errors import FloretError
+from common.errors import ConfigError, FloretError
 from common.kernels import NATIVE
+from common.resources import clients_of_simulation
 from results.history import History, Json, Traffic
 from results.runs import Outcome, Runs, RunSpec, npz_name, other_kernels
 
@@ -319,6 +320,8 @@ def loaded(
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise OtherFileError(f"{path}: is not of this version's format; {advice}")
+        if type(content["window"]) is not int or content["window"] < 1:
+            raise TypeError("its window is no number of rounds")
         if window is not None and content["window"] != window:
             raise OtherFileError(f"{path}: averages the last {content['window']} rounds, not {window}; {advice}")
         return content, [(entry, _loaded(entry, content)) for entry in content["runs"] if "accuracy" in entry]
@@ -326,7 +329,16 @@ def loaded(
         return {}, []
     except NotADirectoryError as error:
         raise FloretError(f"{path}: {path.parent} is not a folder; name one") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         said = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         raise FloretError(f"{path}: is no file of results ({said}); {advice}") from error
 
@@ -352,7 +364,8 @@ def _shared(file: Path, window: int, runs: Runs) -> dict[str, MeasuredRun]:
 def _loaded(entry: Json, content: Json) -> MeasuredRun:
     about = {key: {"file": None, **entry}[key] for key in _ABOUT} | content["environments"][entry["environment"]]
     config = {**content["config"], **entry["config"]}
-    if not isinstance(config["seed"], int) or not all(isinstance(v, str) for v in (entry["row"], entry["column"])):
+    seeds, places = (config["seed"], entry["seed"]), (entry["row"], entry["column"])
+    if not all(isinstance(v, int) for v in seeds) or not all(isinstance(v, str) for v in places):
         raise TypeError("a run has no seed, row or column")
     accuracies = {when: Accuracies(**entry["accuracy"][when]) for when in ("before", "after")}
     values = [value for one in accuracies.values() for value in asdict(one).values()]
@@ -360,6 +373,16 @@ def _loaded(entry: Json, content: Json) -> MeasuredRun:
         raise TypeError("an accuracy is no number")
     if not isinstance(about["file"], str | None):
         raise TypeError("a run's file is no name")
+    if not isinstance(about["commit"], str) or not isinstance(about["versions"], dict):
+        raise TypeError("an environment has no commit or versions")
+    _check_machine(about["machine"])
+    try:
+        clients_of_simulation([about["federation-config"]])
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+    numbers = [number for _, *point in entry["curve"] for number in point]
+    if not all(isinstance(number, int | float | None) for number in (entry["seconds"], *numbers)):
+        raise TypeError("its seconds, or a point of its curve, are no numbers")
     return MeasuredRun(
         accuracies=accuracies,
         curve=tuple((int(number), before, after) for number, before, after in entry["curve"]),
@@ -370,6 +393,13 @@ def _loaded(entry: Json, content: Json) -> MeasuredRun:
         refused=int(entry["refused"]),
         about=about | {"config": config},
     )
+
+
+def _check_machine(machine: Any) -> None:
+    """Check the parts of a machine that a note names; all of them may be missing."""
+    kinds = {"cpus": int, "cpu": str, "gpus": list, "kernels": str}
+    if not isinstance(machine, dict) or not all(isinstance(machine.get(k, kind()), kind) for k, kind in kinds.items()):
+        raise TypeError("a machine is not like one of results")
 
 
 def _has(config: Mapping[str, Any], key: str, value: Any) -> bool:

@@ -461,7 +461,7 @@ class Runs:
             about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
             run = read_run(folder / about["run"])
             return Outcome(run, about | {"file": npz_name(run.config)})
-        except (OSError, ValueError, KeyError, RecursionError, FloretError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, FloretError) as error:
             raise FloretError(f"{folder}: cannot be read ({error}); remove it to make the run again") from error
 
     def check(self, spec: RunSpec) -> str:
@@ -609,6 +609,10 @@ def run_missing(
         others = Counter(text for job in jobs for text in runs.otherwise(job.spec))
         for text, many in others.items():
             console.print(f"{many} of these runs {text}", markup=False)
+        for job in jobs:
+            if runs.done(job.spec) and (reason := _unreadable(runs, job)):
+                failed[runs.folder(job.spec).name] = reason
+                console.print(f"{job.label}: failed: {reason}", markup=False)
 
         def make(name: str) -> str:
             job = wanted[name][0]
@@ -625,6 +629,8 @@ def run_missing(
 
             try:
                 return runs.run(job.spec, watch, keep_models=keep_models)
+            except FloretError as error:
+                return str(error)
             finally:
                 progress.remove_task(own)
 
@@ -633,12 +639,12 @@ def run_missing(
                 going: dict[Future[str], str] = {pool.submit(make, name): name for name in wanted}
                 for future in as_completed(going):
                     name, reason = going[future], future.result()
-                    if reason:
-                        failed[name] = reason
                     left = time_left.after(name, 1.0)
                     for job in wanted[name]:
                         done += 1
                         progress.advance(bar)
+                        if reason := reason or _unreadable(runs, job):
+                            failed[name] = reason
                         result = f"failed: {reason}" if reason else _described(runs, job)
                         result += left and f" | {left}"
                         console.print(f"[{done}/{len(jobs)}] {job.label}: {result}", markup=False)
@@ -653,6 +659,15 @@ def run_missing(
 
 class _StoppedError(Exception):
     """The other runs, and so this one, are stopped."""
+
+
+def _unreadable(runs: Runs, job: Job) -> str:
+    """Return why a run that is done cannot be read; empty if it can."""
+    try:
+        runs.outcome(job.spec)
+    except FloretError as error:
+        return str(error)
+    return ""
 
 
 def _described(runs: Runs, job: Job) -> str:
@@ -766,8 +781,9 @@ def _starts(folder: Path) -> list[dict[str, Any]]:
     """
     file = folder / _STARTS
     try:
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
-    except (OSError, ValueError) as error:
+        starts = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+        return [{"commit": str(start["commit"]), "machine": dict(start["machine"])} for start in starts]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise FloretError(f"{file}: cannot be read ({error}); remove {folder} to make the run again") from error
 
 

@@ -4,6 +4,7 @@ import itertools
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -59,15 +60,19 @@ class Sweep:
     def write(self, runs: Runs, folder: Path) -> str:
         """Write sweep.md, sweep.json and sweep.html from the runs that are done, and return the table of sweep.md.
 
+        A run that cannot be read is left out; ``run_missing`` says why.
+
         Raises:
-            FloretError: no run is done, or a file cannot be read.
+            FloretError: no run is done.
         """
         from results.page import write_sweep_page
 
         measured: list[tuple[Keys, Keys | None]] = []
         entries = []
         for keys, spec in self.runs:
-            outcome = runs.outcome(spec)
+            outcome = None
+            with suppress(FloretError):
+                outcome = runs.outcome(spec)
             summary = summary_of(outcome.run) if outcome else None
             measured.append((keys, summary))
             entries.append({"keys": keys, "summary": summary, **({"about": outcome.about} if outcome else {})})

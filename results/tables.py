@@ -9,6 +9,7 @@ from statistics import mean, pstdev
 from typing import Any
 
 from common.durable import write_whole
+from common.errors import FloretError
 from common.resources import clients_of_simulation
 from results.experiment import CellNumbers, Claim, Experiment, PlannedRun, Verdict
 from results.measured import AS_MEASURED, READINGS, MeasuredRun, Reading, Records, dumped
@@ -83,12 +84,16 @@ class ExperimentResults:
         planned: Sequence[PlannedRun],
         failed: Mapping[str, str],
     ) -> "ExperimentResults":
-        """Read the runs that are done; ``failed`` is by the name of the run's folder."""
+        """Read the runs that are done; ``failed`` is by the name of the run's folder. What cannot be read failed."""
         measured: dict[tuple[str, str, int], MeasuredRun] = {}
         reasons: dict[tuple[str, str, int], str] = {}
         for place in planned:
-            run = records.get(place.spec, experiment.when(place.row))
             folder = runs.folder(place.spec).name
+            try:
+                run = records.get(place.spec, experiment.when(place.row))
+            except FloretError as error:
+                reasons[place.key] = str(error)
+                continue
             if run:
                 measured[place.key] = run
             elif folder in failed:
@@ -344,7 +349,8 @@ def environment_notes(abouts: Sequence[Mapping[str, Any]]) -> list[str]:
 def _plain(key: str, value: Any) -> str:
     if key == "machine":
         kernels = [f"{value['kernels']} kernels"] if "kernels" in value else []
-        return ", ".join([f"{value['cpus']} CPUs", *([value["cpu"]] if value["cpu"] else []), *value["gpus"], *kernels])
+        cpus = [f"{value['cpus']} CPUs"] if "cpus" in value else []
+        return ", ".join(map(str, [*cpus, *filter(None, [value.get("cpu")]), *value.get("gpus", ()), *kernels]))
     if key == "versions":
         return ", ".join(f"{name} {version}" for name, version in value.items())
     return str(value)

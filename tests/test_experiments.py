@@ -12,13 +12,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from math import inf
+from math import inf, nan
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from cli.main import floret
 from common.config import own_keys
@@ -28,9 +28,9 @@ from common.versions import versions
 from results.experiment import Claim, Data, Experiment, PlannedRun, Verdict, selected
 from results.fit import Fit, Trial, baselines
 from results.history import ClientRound, History, Round, Scores, Traffic
-from results.measured import GLOBAL_MODEL, READINGS, Accuracies, MeasuredRun, Records, thin_curve
+from results.measured import GLOBAL_MODEL, READINGS, Accuracies, MeasuredRun, Records, loaded, thin_curve
 from results.runs import Job, LocalEngine, RayEngine, Runs, RunSpec, commit, run_missing
-from results.tables import ExperimentResults
+from results.tables import ExperimentResults, environment_notes
 from server_app.settings import read_config
 from server_app.setup import check_run
 from strategies import METHODS
@@ -38,6 +38,7 @@ from strategies.core import FloretStrategy
 from tests.conftest import PATIENCE
 from tests.deployment import until
 from tests.harness import ROOT
+from tests.writing import WritingEngine
 
 # Rows, columns, and the first and the last row of each table, typed from the papers once more.
 PRINTED: dict[str, tuple[int, int, list[float], list[float]]] = {
@@ -213,6 +214,13 @@ def read(tmp_path: Path, **changes: Any) -> Experiment:
         ({"config": {"dataset": "cifar", "rounds": 1}}, "dataset: 'cifar' must be one of digits, mnist"),
         ({"claims": [{"text": "x", "higher": "Tow", "than": []}]}, "'Tow' is not a row (did you mean 'Two'?)"),
         ({"columns": [{"name": "A", "config": {}}] * 2}, "columns: 'A' is there twice"),
+        ({"own": ["fedper"]}, "own: must be text"),
+        ({"own": "fedper", "headline": ["Two"]}, "headline: must be text"),
+        ({"config": {1: 2}}, "config: 1 is no key of the run config"),
+        (
+            {"claims": [{"text": "x", "higher": "Two", "than": ["One"], "by": nan}]},
+            "claims[0].by: must be points, from -100 to 100",
+        ),
     ],
 )
 def test_mistakes_in_a_file_are_a_line(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
@@ -475,6 +483,95 @@ def test_what_is_kept_is_what_was_measured(tmp_path: Path, caplog: pytest.LogCap
     file.write_text(json.dumps(content | {"format": 1}))
     with pytest.raises(FloretError, match="is not of this version's format"):
         Records(runs, file, window=10)
+
+
+def test_what_no_command_writes_into_results_is_a_line(tmp_path: Path) -> None:
+    experiment, runs = read(tmp_path), Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
+    planned = experiment.planned_runs([0], 1, Data("", {}, False), "", {})
+    ExperimentResults(experiment, 1.0, {planned[0].key: done(planned[0], runs, 0.2, 0.3)}, tuple(planned), {}).write(
+        tmp_path
+    )
+    file = tmp_path / "small.json"
+    good = json.loads(file.read_text())
+    assert len(loaded(file)[1]) == 1
+    wrong: list[tuple[str, Any]] = [
+        *(("clients", inf), ("seconds", "9"), ("seed", None), ("federation-config", None), ("bytes", {"up": inf})),
+        *(("federation-config", "num-supernodes=x"), ("curve", [[1, "0.5", 0.5]]), ("curve", [[inf, 0.5, 0.5]])),
+    ]
+    contents = [good | {"runs": [good["runs"][0] | {key: value}, *good["runs"][1:]]} for key, value in wrong]
+    (environment,) = good["environments"]
+    contents += [
+        good | {"environments": [environment | {key: value}]}
+        for key, value in (("machine", {"cpus": "2"}), ("machine", []), ("versions", None), ("commit", None))
+    ]
+    contents += [good | {"window": value} for value in (None, "10", 0)]
+    for content in contents:
+        file.write_text(json.dumps(content))
+        with pytest.raises(FloretError, match=r"small\.json: is no file of results \(.*\); move it"):
+            loaded(file)
+    # A part of a machine that is missing is not told.
+    file.write_text(json.dumps(good | {"environments": [environment | {"machine": {"gpus": ["one"]}}]}))
+    ((_, run),) = loaded(file)[1]
+    assert environment_notes([run.about])[1] == "Machine: one."
+
+
+def swept(tmp_path: Path, engine: WritingEngine) -> Result:
+    """Make the runs of a sweep over three learning rates."""
+    grid = ["sweep", str(ROOT), "--grid", "lr=[0.1, 0.2, 0.3]", "-c", 'method="fedper" rounds=1', "-o", str(tmp_path)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("signal.signal", lambda *_: None)
+        patch.setattr("results.runs.engine_of", lambda *_: engine)
+        return CliRunner().invoke(floret, grid)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("summary.json", "{"), ("config.json", "[]"), ("cell.json", "[]"), ("cell.json", '{"run": [1]}')],
+)
+def test_a_damaged_run_of_a_sweep_leaves_the_others(tmp_path: Path, name: str, content: str) -> None:
+    assert swept(tmp_path, WritingEngine()).exit_code == 0
+    damaged, gone, _ = sorted((tmp_path / "cells").glob("[0-9a-f]*"))
+    (damaged_file,) = damaged.rglob(name)
+    damaged_file.write_text(content)
+    shutil.rmtree(gone)
+    engine = WritingEngine()
+    again = swept(tmp_path, engine)
+    # The one that is missing is made, the table has all that can be read, and which cannot is told.
+    assert len(engine.made) == 1
+    assert f"failed: {damaged}: cannot be read (" in again.output
+    assert str(again.exception) == "1 of 3 runs failed; see above"
+    entries = json.loads((tmp_path / "sweep.json").read_text())["runs"]
+    assert sum(entry["summary"] is not None for entry in entries) == 2
+
+
+def test_a_run_that_cannot_be_gone_on_with_leaves_the_others(tmp_path: Path) -> None:
+    assert swept(tmp_path, WritingEngine()).exit_code == 0
+    stopped, gone, _ = sorted((tmp_path / "cells").glob("[0-9a-f]*"))
+    for name in ("summary.json", "cell.json"):
+        next(stopped.rglob(name)).unlink()
+    checkpoints = next(stopped.rglob("config.json")).parent / "checkpoints"
+    checkpoints.mkdir()
+    (checkpoints / "round-1.json").write_text("{}")
+    (stopped / "starts.json").write_text("[1]")
+    shutil.rmtree(gone)
+    again = swept(tmp_path, engine := WritingEngine())
+    assert len(engine.made) == 1
+    assert f"failed: {stopped / 'starts.json'}: cannot be read (" in again.output
+    assert str(again.exception) == "1 of 3 runs failed; see above"
+
+
+def test_a_damaged_run_of_a_table_leaves_the_others(tmp_path: Path) -> None:
+    experiment, runs = read(tmp_path, own="fedper"), Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
+    planned = experiment.planned_runs([0], 1, Data("", {}, False), "", {})
+    records = Records(runs, tmp_path / "small.json", window=10)
+    folder = runs.folder(planned[0].spec)
+    (folder / "run").mkdir(parents=True)
+    for name in ("cell.json", "run/summary.json"):
+        (folder / name).write_text("[]")
+    results = ExperimentResults.gather(experiment, 1.0, runs, records, planned, {})
+    assert results.failed.keys() == {planned[0].key}
+    (line,) = Fit.gather(experiment, 1.0, tmp_path / "fit.json", records, [({"lr": 0.3}, planned[0])], []).failed
+    assert line.startswith(f"{planned[0].label}, {{'lr': 0.3}}: {folder}: cannot be read (")
 
 
 def test_long_curves_are_thinned() -> None:
