@@ -71,6 +71,11 @@ def _issue(directory: Path, names: Sequence[x509.GeneralName], days: int, renew:
         raise FloretError(f"{directory} has no certificates yet: name the SuperLink's host with --host NAME_OR_IP")
     _make_folder(directory)
     if not _crt(ca).exists() and not _key(ca).exists():
+        if _crt(server).exists():
+            raise FloretError(
+                f"{_crt(ca)}: is not there, and {_crt(server)} was issued by it; put it back, or remove {_crt(server)} "
+                f"and {_key(server)} to begin anew with another CA"
+            )
         key = _new_key(_key(ca))
         _write(_crt(ca), _pem(_ca_certificate(key, max(days, CA_DAYS))))
         done.append(f"made {_crt(ca)} and {_key(ca)}: a new CA")

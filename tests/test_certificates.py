@@ -202,6 +202,20 @@ def test_nodes_can_be_added_where_the_ca_key_is_not(made: Path) -> None:
         make(made, "--host", "new.example.org")
 
 
+@pytest.mark.parametrize("options", [["--node", "east"], ["--host", "new.example.org"], ["--renew"]])
+def test_where_the_ca_is_gone_no_other_is_made_beside_what_it_issued(made: Path, options: list[str]) -> None:
+    for name in ("ca.crt", "ca.key"):
+        (made / name).unlink()
+    before = contents(made)
+    with pytest.raises(FloretError, match=r"ca\.crt: is not there, and .*superlink\.crt was issued by it; put it back"):
+        make(made, *options)
+    assert contents(made) == before
+    for name in ("superlink.crt", "superlink.key"):
+        (made / name).unlink()
+    make(made, "--host", "new.example.org")
+    shake_hands(made, made / "ca.crt", "new.example.org")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
