@@ -53,7 +53,7 @@ def predict(source: Path, output: Path | None, **which: Any) -> None:
         raise FloretError(f"--input {source}: {error}") from error
     classes = scores.argmax(1)
     labels = personal.class_names or tuple(str(c) for c in range(personal.classes))
-    lines = [",".join(["input", "class", *(f"score {label}" for label in labels)])]
+    lines = [",".join(["input", "class", *(_quoted(f"score {label}") for label in labels)])]
     for name, c, row in zip(names, classes.tolist(), scores.tolist(), strict=True):
         lines.append(",".join([_quoted(name), _quoted(labels[c]), *(f"{score:.6g}" for score in row)]))
     text = "\n".join(lines) + "\n"

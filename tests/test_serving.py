@@ -10,6 +10,7 @@ import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -378,6 +379,21 @@ def test_predict_writes_the_csv_where_it_is_told_to(
     out, err = floret(*arguments, "--output", tmp_path / "out.csv")
     assert (out, err[:9]) == ("", "accuracy ")
     assert (tmp_path / "out.csv").read_text() == shown
+
+
+def test_a_class_name_with_a_comma_is_one_field_of_the_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("cat, small", 'dog "big"')
+    model = SimpleNamespace(dtype=torch.float32, config=None, input_shape=(1,), classes=2, class_names=names, notes=())
+    model.scores = lambda x: torch.cat([x, -x], 1)
+    monkeypatch.setattr("cli.serve._personal", lambda **_: model)
+    monkeypatch.setattr("data.read_inputs", lambda *_: (["a", "b"], np.array([[1], [-1]], np.float32), None))
+    output = tmp_path / "out.csv"
+    command.floret.main(["predict", "--input", "x", "--output", str(output)], standalone_mode=False)
+    assert list(csv.reader(output.open(newline=""))) == [
+        ["input", "class", "score cat, small", 'score dog "big"'],
+        ["a", "cat, small", "1", "-1"],
+        ["b", 'dog "big"', "-1", "1"],
+    ]
 
 
 def test_images_one_by_one_and_as_a_folder(
