@@ -110,7 +110,7 @@ class Study:
             file = folder / "sweep.json"
             try:
                 sweep = json.loads(file.read_text(encoding="utf-8"))
-                found = [(file, dict(run["keys"]), run["summary"]) for run in sweep["runs"] if run["summary"]]
+                found = [(file, _keys_and_seed(run), run["summary"]) for run in sweep["runs"] if run["summary"]]
                 grid = [str(each) for each in sweep.get("grid", ())]
                 told = [run["about"] for run in sweep["runs"] if "about" in run]
                 abouts = [{part: each[part] for part in ENVIRONMENT} | {"file": each.get("file")} for each in told]
@@ -121,7 +121,7 @@ class Study:
                 raise FloretError(f"{file}: is not the sweep.json of a sweep ({error})") from error
             runs.setdefault(name, []).extend(found)
             about += abouts
-            shown = [{"keys": keys, "summary": summary} for _, keys, summary in found]
+            shown = [{"keys": run["keys"], "summary": run["summary"]} for run in sweep["runs"] if run["summary"]]
             same = _PATHS.sub("", str(sweep.get("run-config", "")))
             sweeps.setdefault(name, []).append({**sweep, "grid": grid, "run-config": same, "runs": shown})
         panels = tuple(Panel.of(name, key, each) for name, each in runs.items())
@@ -229,6 +229,12 @@ class Study:
 
     def _shown(self, value: float | None) -> str:
         return self.without if value is None else plain(value)
+
+
+def _keys_and_seed(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a run of a sweep, and its seed if it was none of them."""
+    config = run.get("about", {}).get("config", {})
+    return {**({"seed": config["seed"]} if "seed" in config else {}), **run["keys"]}
 
 
 def _style(number: int) -> dict[str, Any]:

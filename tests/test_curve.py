@@ -107,6 +107,20 @@ def test_the_picture_says_its_numbers_and_comes_again(tmp_path: Path, sweeps: li
     )
 
 
+def test_a_seed_that_all_runs_share_is_theirs(tmp_path: Path) -> None:
+    folder = write_sweep(tmp_path / "a", *({"method": "fedavg", KEY: e, "seed": 7} for e in (1.0, 8.0)))
+    sweep = json.loads((folder / "sweep.json").read_text())
+    for run in sweep["runs"]:
+        del run["keys"]["seed"]
+        run["about"]["config"] = {"seed": 7, "method": "fedavg"}
+    (folder / "sweep.json").write_text(json.dumps(sweep))
+    study = Study.read(KEY, "none", [("10 clients", folder)])
+    assert study.panels[0].seeds == (7,)
+    assert study.panels[0].accuracies("fedavg", 8.0, "test") == [sweep["runs"][1]["summary"]["test"]]
+    # What was swept is kept as it was.
+    assert [run["keys"] for run in study.sweeps["10 clients"][0]["runs"]] == [run["keys"] for run in sweep["runs"]]
+
+
 def test_what_both_are_made_of_is_kept(tmp_path: Path, sweeps: list[str]) -> None:
     folders = [(name, Path(folder)) for name, folder in (text.split("=") for text in sweeps)]
     Study.read(KEY, "none", folders).write(tmp_path / "v1.5")
