@@ -244,6 +244,11 @@ class Experiment:
         except ConfigError as error:
             raise ConfigError(f"{self.stem}, {row.name}, {column.name}: {error}") from error
         if self.measure.last_rounds > 1 and keys.get("participation", 1.0) < 1:
+            if same.get("evaluate-every", 1) != 1:
+                raise ConfigError(
+                    f"{self.stem}: evaluate-every = {same['evaluate-every']!r}: must be 1, as the table averages the "
+                    f"last {self.measure.last_rounds} rounds and not all clients take part in each; leave it out"
+                )
             keys["evaluate-every"] = 1
         if scale < 1:
             keys["rounds"] = max(LEAST_ROUNDS, round(keys["rounds"] * scale))
@@ -416,7 +421,9 @@ class Data:
         """
         folder, single = "", {}
         for text in places:
-            name, _, path = text.rpartition("=")
+            name, equals, path = text.partition("=")
+            if not equals or "/" in name:  # a folder with this sign in its path
+                name, path = "", text
             wrong = one_of(name, SIZES) if name else None
             if wrong:
                 raise ConfigError(f"--data {text}: {name!r} {wrong}")

@@ -276,6 +276,28 @@ def test_the_runs_of_a_table(tmp_path: Path) -> None:
     assert "max-samples" not in whole.keys
 
 
+def test_rounds_that_are_averaged_are_all_measured(tmp_path: Path) -> None:
+    def planned(**changes: Any) -> list[Any]:
+        same = {"evaluate-every": changes.pop("every")}
+        places = read(tmp_path, **changes).planned_runs([0], 1, Data("", {}, False), "", same)
+        return [place.spec.keys["evaluate-every"] for place in places]
+
+    wrong = (
+        "small: evaluate-every = 2: must be 1, as the table averages the last 10 rounds and not all clients take part"
+    )
+    with pytest.raises(ConfigError, match=wrong):
+        planned(every=2)
+    assert planned(every=1) == [1] * 4
+    # Of the last round alone the others need not be.
+    assert planned(every=2, measure={"when": "after", "last-rounds": 1}) == [2] * 4
+    assert planned(every=2, config={"dataset": "cifar10", "rounds": 50}) == [2] * 4
+
+
+def test_a_path_of_data_may_have_the_sign_that_follows_a_name(tmp_path: Path) -> None:
+    data = Data.of([str(tmp_path / "run=1"), f"cifar10={tmp_path}/a=b/mine.npz"], download=False)
+    assert (data.folder, data.single) == (str(tmp_path / "run=1"), {"cifar10": f"{tmp_path}/a=b/mine.npz"})
+
+
 def test_a_run_is_the_same_wherever_its_data_are(tmp_path: Path) -> None:
     runs = Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
     here = RunSpec({"method": "fedper", "data-dir": "/a"}, "num-supernodes=2")
