@@ -23,7 +23,7 @@ def privacy(client_name: str | None, state_dir: Path | None, delta: float, lines
     from common.privacy.accounting import epsilon_of, epsilon_of_example
     from common.privacy.ledger import FOLDER, Ledger
 
-    folder = (state_dir or floret_home() / "state") / FOLDER
+    folder = (state_dir.expanduser() if state_dir else floret_home() / "state") / FOLDER
     # Of a ledger that lost its lines the other file tells.
     names = sorted({path.stem for kind in ("*.jsonl", "*.json") for path in folder.glob(kind)})
     if client_name is not None and client_name not in names:

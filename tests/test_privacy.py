@@ -1468,6 +1468,8 @@ def test_the_command_shows_what_was_spent(tmp_path: Path) -> None:
     assert f"{epsilon_of(ledger[:1], 1e-5):.4g} at delta 1e-05; 3 lines, 1 runs" in done.output
     assert "fedper: client, noise 3 by the node, rate 1, 1 steps" in done.output
     assert "no ledger in" in str(runner.invoke(floret, [*asked, "--client-name", "other"]).exception)
+    home = runner.invoke(floret, ["privacy", "--state-dir=~/state", "--lines"], env={"HOME": str(tmp_path)})
+    assert home.output == done.output
 
 
 @pytest.mark.parametrize("options", [[], ["--client-name", "site"]])
