@@ -14,6 +14,7 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
+from http.client import HTTP_PORT
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import TCPServer
@@ -210,9 +211,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with the page, its data, or why not."""
-        hosts = {f"{name}:{self.server.server_port}" for name in ("127.0.0.1", "localhost")}
-        if self.headers.get_all("Host", []) not in [[host] for host in hosts]:
-            return self._say(HTTPStatus.FORBIDDEN, "the address must begin with 127.0.0.1 or localhost")
+        if self.headers.get_all("Host", []) not in [[host] for host in hosts(self.server.server_port)]:
+            named = " or ".join(f"http://{host}/" for host in hosts(self.server.server_port))
+            return self._say(HTTPStatus.FORBIDDEN, f"the address must begin with {named}")
         parts = urlsplit(self.path)
         query = parse_qs(parts.query)
         token = query.get("token", [""])[-1]
@@ -250,6 +251,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(content)
+
+
+def hosts(port: int) -> list[str]:
+    """Return what the address of the page may have as its host: without the port where it is that of HTTP."""
+    names = ["127.0.0.1", "localhost"]
+    return [f"{name}:{port}" for name in names] + (names if port == HTTP_PORT else [])
 
 
 def _seen(text: str) -> dict[int, tuple[int, int]]:

@@ -27,7 +27,7 @@ from results.follow import CLIENT, ROUND, SPARK, Follower
 from results.run import read_run
 from results.rundir import RunDirectory, in_use
 from results.status import MOST_NAMES, Status, StatusWriter, read_status
-from results.watch import HEADERS, MOST_RUNS, Board, WatchServer, directories
+from results.watch import HEADERS, MOST_RUNS, Board, WatchServer, directories, hosts
 from tests.conftest import BIN, PATIENCE
 from tests.deployment import LONG, Deployment, finish, in_round
 from tests.harness import federate
@@ -584,8 +584,14 @@ def test_another_host_name_is_refused(tmp_path: Path, host: str) -> None:
     with serving() as server:
         path = f"/?token={server.token}"
         named = host.format(port=server.server_port)
-        assert fetch(server, path, Host=named)[0] == 403
+        status, _, said = fetch(server, path, Host=named)
+        assert (status, f"http://localhost:{server.server_port}/" in said.decode()) == (403, True)
         assert fetch(server, path, Host=f"localhost:{server.server_port}")[0] == 200
+
+
+def test_the_port_of_http_is_left_out_by_browsers() -> None:
+    assert {"127.0.0.1", "localhost", "localhost:80"} < set(hosts(80))
+    assert hosts(8080) == ["127.0.0.1:8080", "localhost:8080"]
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE"])
