@@ -205,6 +205,24 @@ def test_two_writers_of_a_file_leave_that_of_one_of_them_whole(
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_that_another_writer_has_just_renamed_is_not_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, new, lock = tmp_path / "a.json", tmp_path / ".a.json.new", fcntl.flock
+    new.write_bytes(b"of the other writer")
+
+    def renamed_meanwhile(file: Any, how: int) -> None:
+        if new.exists():
+            new.rename(path)
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", renamed_meanwhile)
+    os.link(new, tmp_path / "linked")  # shows whether what was renamed is written
+    write_whole(path, b"mine")
+    assert (path.read_bytes(), (tmp_path / "linked").read_bytes()) == (b"mine", b"of the other writer")
+    assert not new.exists()
+
+
 @pytest.mark.parametrize("private", [False, True])
 def test_what_a_killed_writer_left_is_used_again(tmp_path: Path, private: bool) -> None:
     path, left = tmp_path / "a.json", tmp_path / ".a.json.new"
