@@ -393,6 +393,16 @@ DEFECTS: list[Defect] = [
         ),
     ),
     *_of(
+        "checkpoint",
+        "common/durable.py",
+        (
+            "a file that was just renamed is written again",
+            "free = os.path.samestat(there, new.stat())",
+            "free = True",
+            "tests/test_state.py::test_a_file_that_another_writer_has_just_renamed_is_not_written_again",
+        ),
+    ),
+    *_of(
         "state",
         "client_app/state.py",
         (
@@ -2449,6 +2459,12 @@ DEFECTS: list[Defect] = [
             "key=lambda result: result.results.scale)",
             EVIDENCE,
         ),
+        (
+            "a claim that holds everywhere, somewhere against some rivals, is mixed",
+            "if so_far and len(held) == measured:",
+            "if so_far and len(held) == so_far == measured:",
+            "tests/test_evidence.py::test_a_claim_is_held_so_far_until_every_rival_was_run",
+        ),
     ),
     *_of(
         "evidence",
@@ -2479,6 +2495,12 @@ DEFECTS: list[Defect] = [
             "    return not any(\n        all(row in above",
             "    return True or any(\n        all(row in above",
             EXPERIMENTS,
+        ),
+        (
+            "runs with another number of clients are the table's",
+            "if clients != self._clients(row, column) else {}",
+            "if clients != clients else {}",
+            "tests/test_evidence.py::test_runs_with_another_number_of_clients_are_not_those_of_the_table",
         ),
     ),
     *_of(
@@ -2633,6 +2655,18 @@ DEFECTS: list[Defect] = [
             'found["gpus"]',
             EXPERIMENTS,
         ),
+        (
+            "a run that read other data is verified",
+            'if read != given and (self._exact or values["dataset"] in _OWN_DATA):',
+            'if read != given and values["dataset"] in _OWN_DATA:',
+            "tests/test_verify.py::test_a_run_that_read_other_data_is_told_and_made_again_to_verify",
+        ),
+        (
+            "a damaged run of a sweep stops the others",
+            "if runs.done(job.spec) and (reason := _unreadable(runs, job)):",
+            "if False and (reason := _unreadable(runs, job)):",
+            "tests/test_experiments.py::test_a_damaged_run_of_a_sweep_leaves_the_others",
+        ),
     ),
     *_of(
         "evidence",
@@ -2659,6 +2693,58 @@ DEFECTS: list[Defect] = [
             "not experiment.is_own(place.row)",
             "True",
             EXPERIMENTS,
+        ),
+        (
+            "a key of one method tears settings apart",
+            "in product(*(groups.values()",
+            "in zip(*(groups.values()",
+            "tests/test_experiments.py::test_a_key_of_one_method_leaves_the_trials_of_others_in_every_setting",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "cli/verify.py",
+        (
+            "runs with other kernels are verified",
+            "kernels), exact=True)",
+            "kernels))",
+            "tests/test_kernels.py::test_verify_makes_runs_with_the_kernels_of_the_file_alone",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/sweep.py",
+        (
+            "a place is a key of a grid",
+            "if key in PLACES:",
+            "if key in ():",
+            "tests/test_experiments.py::test_a_place_is_no_key_of_a_grid",
+        ),
+        (
+            "a mean over some clients stands beside those over all",
+            "None if last.fewer_before else last.accuracy",
+            "last.accuracy",
+            "tests/test_report.py::test_a_mean_over_some_clients_stands_beside_none_over_all",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/ranking.py",
+        (
+            "with many seeds the quantile is that of the normal distribution",
+            "{60: 2.042, 120: 2.000}, 1.980",
+            "{}, 1.960",
+            "tests/test_ranking.py::test_the_quantiles_are_those_of_the_t_distribution_or_a_little_more",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/watch.py",
+        (
+            "of a large sweep those are shown whose cells' names sort last",
+            "return run.name, run",
+            "return run.parent.name, run",
+            "tests/test_watch.py::test_of_a_large_sweep_the_newest_runs_are_shown",
         ),
     ),
 ]
