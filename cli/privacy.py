@@ -20,8 +20,7 @@ def privacy(client_name: str | None, state_dir: Path | None, delta: float, lines
     twice, since one example may turn its update around; that of the client only the runs that protect it.
     """
     from common.errors import FloretError
-    from common.privacy.accounting import epsilon_of, epsilon_of_example
-    from common.privacy.ledger import FOLDER, Ledger
+    from common.privacy.ledger import FOLDER, Ledger, spent_by_client, spent_by_example
 
     folder = (state_dir.expanduser() if state_dir else floret_home() / "state") / FOLDER
     # Of a ledger that lost its lines the other file tells.
@@ -34,12 +33,10 @@ def privacy(client_name: str | None, state_dir: Path | None, delta: float, lines
         raise FloretError(f"{folder}: no client has spent anything yet; see --state-dir")
     for name in names if client_name is None else [client_name]:
         found = Ledger(folder / f"{name}.jsonl").lines()
-        parts = [line.release for line in found if line.unit == "example"]
-        whole = [line.release for line in found if line.unit == "client"]
         runs = len({line.run for line in found})
-        spent = f"an example has spent epsilon {epsilon_of_example(parts, whole, delta):.4g}"
-        if whole:
-            spent += f", of runs that protect the client {epsilon_of(whole, delta):.4g}"
+        spent = f"an example has spent epsilon {spent_by_example(found, delta):.4g}"
+        if any(line.unit == "client" for line in found):
+            spent += f", of runs that protect the client {spent_by_client(found, delta):.4g}"
         click.echo(f"client {name}: {spent} at delta {delta:g}; {len(found)} lines, {runs} runs")
         if lines:
             for line in found:

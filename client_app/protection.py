@@ -16,9 +16,9 @@ from torch import Tensor
 
 from common.config import RunConfig
 from common.errors import FloretError
-from common.privacy.accounting import LARGEST_EPSILON, Release, epsilon_of, epsilon_of_example
+from common.privacy.accounting import LARGEST_EPSILON, Release, epsilon_of
 from common.privacy.calibration import calibrated_noise, drawn_in_secret, noise_of_clients, rate_of_clients
-from common.privacy.ledger import Ledger, Line
+from common.privacy.ledger import Ledger, Line, spent_by_client, spent_by_example
 from common.privacy.noise import Noise, clipped
 from common.starts import Start
 from data import ClientData, Split
@@ -175,11 +175,8 @@ class LedgerAccount:
 
     def _spent(self, lines: Sequence[Line], releases: Sequence[Release] = ()) -> float:
         """Return what ``lines``, and ``releases`` of this run, cost whom the run protects."""
-        clients = [line.release for line in lines if line.unit == "client"]
-        if self._line.unit == "client":
-            return epsilon_of([*clients, *releases], self._budget.delta)
-        examples = [line.release for line in lines if line.unit == "example"]
-        return epsilon_of_example([*examples, *releases], clients, self._budget.delta)
+        spent = spent_by_client if self._line.unit == "client" else spent_by_example
+        return spent(lines, self._budget.delta, releases)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ while a table of many hours is run, and gone on with on another machine.
 
 import json
 import logging
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from common.errors import ConfigError, FloretError
 from common.kernels import NATIVE
 from common.resources import clients_of_simulation
 from results.history import History, Json, Traffic
-from results.runs import Outcome, Runs, RunSpec, npz_name, other_kernels
+from results.runs import Outcome, Runs, RunSpec, counted, npz_name, other_kernels
 
 log = logging.getLogger("flwr")
 
@@ -243,14 +242,12 @@ def other_files(runs: Iterable[tuple[MeasuredRun, RunSpec]]) -> list[str]:
         runs: that are done, and what would be run now.
     """
     names = ((run.about["file"], npz_name(spec.keys)) for run, spec in runs)
-    counts = Counter((then, now) for then, now in names if then and then != now)
-    return [f"{many} of these runs read {then}, and {now} is given" for (then, now), many in counts.items()]
+    return counted(f"read {then}, and {now} is given" for then, now in names if then and then != now)
 
 
 def made_with_others(runs: Iterable[MeasuredRun], kernels: str) -> list[str]:
     """Return a text if some runs were made with other kernels than these, which are empty if they are not known."""
-    counts = Counter(text for run in runs for text in other_kernels(run.kernels, kernels))
-    return [f"{many} of these runs {text}" for text, many in counts.items()]
+    return counted(text for run in runs for text in other_kernels(run.kernels, kernels))
 
 
 def thin_curve(history: History, when: str) -> tuple[tuple[int, float | None, float | None], ...]:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -606,9 +606,8 @@ def run_missing(
         bar = progress.add_task("runs", total=len(jobs), completed=done, left="")
         if done:
             console.print(f"{done} of {len(jobs)} runs are done")
-        others = Counter(text for job in jobs for text in runs.otherwise(job.spec))
-        for text, many in others.items():
-            console.print(f"{many} of these runs {text}", markup=False)
+        for text in counted(text for job in jobs for text in runs.otherwise(job.spec)):
+            console.print(text, markup=False)
         for job in jobs:
             if runs.done(job.spec) and (reason := _unreadable(runs, job)):
                 failed[runs.folder(job.spec).name] = reason
@@ -743,6 +742,11 @@ def _portable(config: Mapping[str, Any]) -> dict[str, str]:
     """Return what a run's ``config.json`` says of its kernels, if they were the same from its start to its end."""
     kinds = {part.get("kernels", NATIVE) for part in _parts(config)}
     return {"kernels": kinds.pop()} if len(kinds) == 1 and NATIVE not in kinds else {}
+
+
+def counted(texts: Iterable[str]) -> list[str]:
+    """Return each different text of what is said of runs, with of how many it is."""
+    return [f"{many} of these runs {text}" for text, many in Counter(texts).items()]
 
 
 def other_kernels(then: str, now: str) -> list[str]:

@@ -2262,8 +2262,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "runs that protected the client are free for its examples",
-            "return epsilon_of_example([*examples, *releases], clients, self._budget.delta)",
-            "return epsilon_of_example([*examples, *releases], [], self._budget.delta)",
+            "return spent(lines, self._budget.delta, releases)",
+            "return spent([line for line in lines if line.unit == self._line.unit], self._budget.delta, releases)",
             "tests/test_privacy.py::test_examples_of_a_client_that_was_protected_as_a_whole_have_spent_more",
         ),
     ),

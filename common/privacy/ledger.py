@@ -10,7 +10,7 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Self
 
 from common.durable import DamagedError, digest, make_folder, open_file, read_manifest, write_manifest
 from common.errors import FloretError
-from common.privacy.accounting import Release
+from common.privacy.accounting import Release, epsilon_of, epsilon_of_example
 
 FOLDER = ".privacy"
 _FIRST = "0" * 64
@@ -185,6 +185,18 @@ class OpenLedger:
 
     def _write_head(self) -> None:
         write_manifest(self._head, {"lines": len(self.lines), "sha256": self._last}, private=True)
+
+
+def spent_by_example(lines: Iterable[Line], delta: float, beside: Iterable[Release] = ()) -> float:
+    """Return the epsilon of one example after all ``lines``, and releases ``beside`` them that protect examples."""
+    lines = list(lines)
+    examples = [line.release for line in lines if line.unit == "example"]
+    return epsilon_of_example([*examples, *beside], [line.release for line in lines if line.unit == "client"], delta)
+
+
+def spent_by_client(lines: Iterable[Line], delta: float, beside: Iterable[Release] = ()) -> float:
+    """Return the epsilon of the client after those ``lines`` that protect it, and releases ``beside`` them that do."""
+    return epsilon_of([*(line.release for line in lines if line.unit == "client"), *beside], delta)
 
 
 def _makes_sense(line: Line) -> bool:
