@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cli.ranges import WholeRange
+from common.durable import write_whole
 from common.errors import FloretError, one_line
 
 CA_DAYS = 3650
@@ -77,7 +78,7 @@ def _issue(directory: Path, names: Sequence[x509.GeneralName], days: int, renew:
                 f"and {_key(server)} to begin anew with another CA"
             )
         key = _new_key(_key(ca))
-        _write(_crt(ca), _pem(_ca_certificate(key, max(days, CA_DAYS))))
+        write_whole(_crt(ca), _pem(_ca_certificate(key, max(days, CA_DAYS))))
         done.append(f"made {_crt(ca)} and {_key(ca)}: a new CA")
     ca_certificate = _load_certificate(_crt(ca))
     wanted = [*names, general_name("localhost"), general_name("127.0.0.1")]
@@ -98,7 +99,7 @@ def _issue(directory: Path, names: Sequence[x509.GeneralName], days: int, renew:
     key = _new_key(_key(server)) if new_key else _load_key(_key(server), "")
     unique = list(dict.fromkeys(wanted))
     certificate = _server_certificate(key, ca_key, ca_certificate, unique, days)
-    _write(_crt(server), _pem(certificate))
+    write_whole(_crt(server), _pem(certificate))
     what = f"issued {_crt(server)} anew with the same key, {reason}" if reason else f"made {_crt(server)}"
     done.append(f"{what}{f' and {_key(server)}' if new_key else ''}: {_summary(certificate)}")
     if reason:
@@ -127,7 +128,7 @@ def _node(folder: Path, name: str) -> str:
             ),
         )
     line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    _write(public, line + f" {name}\n".encode())
+    write_whole(public, line + f" {name}\n".encode())
     return f"made {public} from {private}" if existed else f"made {private} and {public}"
 
 
@@ -271,9 +272,3 @@ def _write_private(path: Path, content: bytes) -> None:
     """Create a file that only its owner can read; it must not exist."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
-
-
-def _write(path: Path, content: bytes) -> None:
-    new = path.with_name(f".{path.name}.new")
-    new.write_bytes(content)
-    new.replace(path)
