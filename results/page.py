@@ -10,7 +10,7 @@ from markupsafe import Markup
 from common.durable import write_whole
 from common.errors import FloretError
 from results import report_charts, report_template
-from results.tables import READINGS_NOTE, ExperimentResults, number
+from results.tables import ExperimentResults, number
 from results.text import FILTERS
 
 PAGE = """
@@ -160,7 +160,7 @@ def write_results_page(results: ExperimentResults, path: Path) -> None:
         "results": results,
         "verdicts": results.verdicts(),
         "readings": results.readings() if results.runs else [],
-        "readings_note": READINGS_NOTE,
+        "readings_note": results.readings_note,
         "charts": charts,
         "drawn": {row for row, _, _ in results.runs},
     }

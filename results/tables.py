@@ -15,9 +15,13 @@ from results.experiment import CellNumbers, Claim, Experiment, PlannedRun, Verdi
 from results.measured import AS_MEASURED, READINGS, MeasuredRun, Reading, Records, dumped
 from results.runs import Runs
 
-READINGS_NOTE = (
+_READINGS_NOTE = (
     "Columns in which the claim holds, of those measured. The best round on test is chosen by the accuracy that is "
     "reported, as some published code does; it is here to see whether it makes the difference."
+)
+_MIXED_NOTE = (
+    " Where not all clients train in each round, a global model is measured before training on all of them, any other "
+    "model on those that train: the two are not compared, so global models are left out if all rows are read before it."
 )
 
 
@@ -129,15 +133,35 @@ class ExperimentResults:
         )
 
     def numbers(self, reading: Reading = AS_MEASURED) -> CellNumbers:
-        """Return our numbers."""
+        """Return our numbers.
+
+        If ``reading`` takes all rows before training, means over all clients are left out of a column that has others
+        over those that train: the two are not compared.
+        """
         experiment = self.experiment
         columns = [column.name for column in experiment.columns]
         found = {row.name: {column: dict[int, float]() for column in columns} for row in experiment.rows}
+        mixed = self._mixed_before if reading.when == "before" else set()
         for (row, column, seed), run in self.runs.items():
             value = run.read(reading, experiment.when(row))
-            if value is not None:
+            left_out = column in mixed and run.of_all_before
+            if value is not None and not left_out:
                 found[row][column][seed] = 100 * value
         return found
+
+    @property
+    def readings_note(self) -> str:
+        """What is said above the table of ``readings``."""
+        return _READINGS_NOTE + _MIXED_NOTE * bool(self._mixed_before)
+
+    @property
+    def _mixed_before(self) -> set[str]:
+        """The columns in which some means before training are over all clients, and others over those that train."""
+        over_all, over_some = (
+            {column for (_, column, _), run in self.runs.items() if run.of_all_before is everybody}
+            for everybody in (True, False)
+        )
+        return over_all & over_some
 
     def readings(self) -> list[tuple[Claim, list[tuple[Reading, Verdict]]]]:
         """Return each claim with where it holds in our numbers if they are read in other ways.
@@ -273,7 +297,12 @@ class ExperimentResults:
             titles = [reading.title for reading, _ in read[0][1]]
             if self.runs and len(titles) > 1:
                 lines += ["", "### If the same runs are read in another way", ""]
-                lines += [READINGS_NOTE, "", "| claim | " + " | ".join(titles) + " |", "|---|" + "---|" * len(titles)]
+                lines += [
+                    self.readings_note,
+                    "",
+                    "| claim | " + " | ".join(titles) + " |",
+                    "|---|" + "---|" * len(titles),
+                ]
                 lines += [f"| {claim.text} | " + " | ".join(v.short for _, v in found) + " |" for claim, found in read]
         if self.failed:
             lines += ["", "## Failed", ""]

@@ -407,7 +407,8 @@ def done(place: PlannedRun, runs: Runs, before: float, after: float) -> Measured
 
 
 def test_claims_read_in_other_ways(tmp_path: Path) -> None:
-    experiment = read(tmp_path)
+    everybody = {**small()["config"], "participation": 1.0}
+    experiment = read(tmp_path, config=everybody)
     runs = Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
     planned = experiment.planned_runs([0], 1, Data("", {}, False), "", {})
     # Row One is measured before training, Two after it.
@@ -423,7 +424,7 @@ def test_claims_read_in_other_ways(tmp_path: Path) -> None:
     }
     assert "| Two is best | 1 of 1 | 1 of 1 | 0 of 1 |" in results.markdown()
     # Measured before training, Two is 0.3; as the model that its clients use, 0.6; One's model is the global one.
-    both = read(tmp_path, measure={"when": "before", "last-rounds": 10})
+    both = read(tmp_path, config=everybody, measure={"when": "before", "last-rounds": 10})
     (in_use,) = (reading for reading in READINGS if reading.title == "global models before, others after")
     numbers = ExperimentResults(both, 1.0, measured, tuple(planned), {}).numbers(in_use)
     assert [numbers[row]["A"][0] for row in ("One", "Two")] == pytest.approx([20, 60])
@@ -431,6 +432,31 @@ def test_claims_read_in_other_ways(tmp_path: Path) -> None:
     unknown = replace(measured[two.key], accuracies={**measured[two.key].accuracies, "before": Accuracies()})
     fewer = ExperimentResults(experiment, 1.0, measured | {two.key: unknown}, tuple(planned), {})
     assert [reading.title for reading, _ in fewer.readings()[0][1]] == ["as measured", "all rows after training"]
+
+
+def test_global_models_are_not_compared_with_the_clients_that_train(tmp_path: Path) -> None:
+    runs = Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
+
+    def results(participation: float) -> ExperimentResults:
+        three = {"name": "Three", "config": {"method": "fedrep"}, "when": "before", "reported": [80, 10]}
+        config = {**small()["config"], "participation": participation}
+        experiment = read(tmp_path, config=config, rows=[*small()["rows"][:2], three])
+        planned = experiment.planned_runs([0], 1, Data("", {}, False), "", {})
+        before = {"One": 0.9, "Two": 0.3, "Three": 0.2}
+        measured = {place.key: done(place, runs, before[place.row], 0.8) for place in planned}
+        return ExperimentResults(experiment, 1.0, measured, tuple(planned), {})
+
+    (early,) = (reading for reading in READINGS if reading.title == "all rows before training")
+    # One's global model is measured on all clients, the others before training only on the half that trains.
+    assert [[*columns["A"].values()] for columns in results(0.5).numbers(early).values()] == [[], [30], [20]]
+    assert [[*columns["A"].values()] for columns in results(1.0).numbers(early).values()] == [[90], [30], [20]]
+    # As measured they stand as they are.
+    assert [[*columns["A"].values()] for columns in results(0.5).numbers().values()] == [[90], [80], [20]]
+    (((_, half),), ((_, everybody),)) = results(0.5).readings(), results(1.0).readings()
+    assert {reading.title: verdict.short for reading, verdict in half}["all rows before training"] == "2 of 2"
+    assert {reading.title: verdict.short for reading, verdict in everybody}["all rows before training"] == "0 of 2"
+    note = "global models are left out if all rows are read before it."
+    assert (note in results(0.5).markdown(), note in results(1.0).markdown()) == (True, False)
 
 
 def test_methods_whose_clients_use_the_global_model() -> None:
