@@ -155,7 +155,7 @@ class MeasuredRun:
     def of_all_before(self) -> bool:
         """Whether accuracy before local training is of all clients, not only of those that trained in its round."""
         config = self.about["config"]
-        return config["participation"] == 1 or config["method"] in GLOBAL_MODEL
+        return config.get("participation", 1.0) == 1 or config["method"] in GLOBAL_MODEL
 
     def read(self, reading: Reading, when: str) -> float | None:
         """Return the accuracy in [0, 1] of a row that the file measures ``when``."""
