@@ -38,7 +38,7 @@ enter_app_folder()
 app = ClientApp()
 log = logging.getLogger("flwr")
 
-# What the server is told of an error that may tell of protected data.
+# What the server is told of an error that may tell of a client's own data.
 _HIDDEN = "the client failed; its own log says why"
 Handler = Callable[["Request"], RecordDict]
 # What a process of the local engine keeps from client to client.
@@ -75,9 +75,13 @@ class Request:
         return str(node.get("client-name", node.get("partition-id", "unnamed")))
 
     def hides(self, error: Exception) -> bool:
-        """Return whether what went wrong stays on the node: its data are protected, and it may tell of them."""
-        private = str(self.context.run_config.get("privacy.unit", "none")) != "none" and not in_simulation()
-        return private and (isinstance(error, DataError) or not isinstance(error, FloretError))
+        """Return whether what went wrong stays on the node: it may quote a label or a path of the client's own data.
+
+        The text of an error that nobody expects is that of PyTorch or NumPy, and may quote anything.
+        """
+        protected = str(self.context.run_config.get("privacy.unit", "none")) != "none"
+        own = not in_simulation() and (protected or "partition-id" not in self.context.node_config)
+        return own and (isinstance(error, DataError) or not isinstance(error, FloretError))
 
     @cached_property
     def config(self) -> RunConfig:
@@ -230,6 +234,8 @@ class Request:
         classes = self.data.num_classes if joins else self.scalars.get("num-classes")
         if type(classes) is not int:
             raise FloretError("the server's message has no num-classes, a whole number")
+        if classes < self.data.num_classes:
+            raise FloretError(f"the server's message has num-classes = {classes}, fewer than this client has classes")
         found = policy.check_model(self.config, self.parameters, shape, classes)
         policy.check_data(self.config, self.data)
         policy.check_method(self.config.method, found.kinds)
@@ -290,7 +296,10 @@ class Request:
         """
         assert self.message is not None
         client.begin(self.scalars)
-        arrays = client.unpacked(find_record(self.message.content, "arrays", ArrayRecord) or ArrayRecord())
+        record = find_record(self.message.content, "arrays", ArrayRecord) or ArrayRecord()
+        if self.policy:
+            self.policy.check_received(record)
+        arrays = client.unpacked(record)
         # Of the message there are only views, which nothing may write to.
         return [array.copy() for array in arrays.values()], {**self.scalars, "names": list(arrays)}
 

@@ -1,7 +1,8 @@
-"""What left a node: a file on the device with a line of JSON for each message that was answered.
+"""What left a node: files on the device with a line of JSON for each message that was answered.
 
-It is written before the answer leaves. It grows to ``_LARGEST`` bytes; then it is renamed, and the one renamed before
-goes.
+It is written before the answer leaves. A file grows to ``_LARGEST`` bytes; then it is renamed, and the one renamed
+before goes. Refusals and joining, of which a server may have as many as it likes, have a file of their own, so that
+they cannot push out what left in a round.
 """
 
 import json
@@ -19,15 +20,19 @@ from common.wire import find_record, norm_of, payload_bytes
 _LARGEST = 64 * 2**20
 # Characters of a text in a line; of a longer one the beginning, and how long it was.
 _TEXT = 1000
-# Where what is not a federation stands in a state directory.
-_FOLDER = ".audit"
+# Where what is not a federation stands in a state directory; in it, where that stands which no round was counted for.
+_FOLDER, _UNCOUNTED = ".audit", "uncounted"
 
 
 class Audit:
-    """The audit file of a client: ``.audit/<client>.jsonl`` in the node's state directory."""
+    """The audit files of a client in the node's state directory.
+
+    ``.audit/<client>.jsonl`` has the rounds, ``.audit/uncounted/<client>.jsonl`` refusals and joining.
+    """
 
     def __init__(self, state_dir: Path, client: str) -> None:
-        self.path = state_dir / _FOLDER / f"{client}.jsonl"
+        self._rounds = state_dir / _FOLDER / f"{client}.jsonl"
+        self._others = state_dir / _FOLDER / _UNCOUNTED / f"{client}.jsonl"
         self._count = state_dir / _FOLDER / f"{client}.rounds.json"
 
     def write(self, message: Message, reply: RecordDict, about: dict[str, Any]) -> None:
@@ -63,17 +68,19 @@ class Audit:
             "records": others,
         }
         text = json.dumps(_bounded(line)) + "\n"
+        uncounted = "error" in reply or message.metadata.message_type == "query.describe"
+        path = self._others if uncounted else self._rounds
         try:
-            make_folder(self.path.parent, private=True)
-            if self.path.exists() and self.path.stat().st_size + len(text) > _LARGEST:
+            make_folder(path.parent, private=True)
+            if path.exists() and path.stat().st_size + len(text) > _LARGEST:
                 # A client may be called anything.1, and its file would be that.jsonl.
-                self.path.replace(self.path.with_name(f"{self.path.name}.1"))
-            with open_file(self.path, "ab", private=True) as file:
+                path.replace(path.with_name(f"{path.name}.1"))
+            with open_file(path, "ab", private=True) as file:
                 file.write(text.encode())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise FloretError(f"{self.path} cannot be written ({error.strerror}); nothing leaves without it") from error
+            raise FloretError(f"{path} cannot be written ({error.strerror}); nothing leaves without it") from error
 
     def count_round(self) -> int:
         """Count one more round of this day (UTC) and return how many there were with it.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
+from flwr.app import ArrayRecord
 
 from client_app.inventory import remove_unused, size_of_states, states_of
 from client_app.protection import Budget
@@ -23,6 +24,7 @@ from common.norms import group_of
 from common.privacy.calibration import noise_of_clients
 from common.registry import load_class
 from common.tensors import MASK, NamedArrays
+from common.wire import unpacked_bytes
 from common.yamlfile import read_yaml
 from data import ClientData
 from models import MODELS, build_model, count_values, head_layers
@@ -101,6 +103,7 @@ class Policy:
     max_local_epochs: int = _number(1000, 1)
     max_rounds_a_day: int = _number(5000, 1)
     max_model_mb: int = _number(1000, 1)
+    max_received_mb: int = _number(4000, 1)
     max_image_size: int = _number(1024, 1)
     max_classes: int = _number(10_000, 1)
     max_federations: int = _number(16, 1)
@@ -250,6 +253,17 @@ class Policy:
                 return found
             said = f"the model {config.model!r} and the networks that {config.method} has beside it have"
         raise _refused("max-model-mb", self.max_model_mb, f"{said} {size / 1e6:.1f} MB")
+
+    def check_received(self, record: ArrayRecord) -> None:
+        """Check what the tensors of a message will take in memory, with those of peers, before they are unpacked.
+
+        Raises:
+            PolicyError: it is more than permitted here.
+            TensorError: one says that it has a shape that no array has.
+        """
+        size = unpacked_bytes(record)
+        if size > self.max_received_mb * 1e6:
+            raise _refused("max-received-mb", self.max_received_mb, f"the message has tensors of {size / 1e6:.1f} MB")
 
     def check_data(self, config: RunConfig, data: ClientData) -> None:
         """Check that so many samples and steps stand behind what leaves that they may.

@@ -47,12 +47,14 @@ class TensorSpec:
         sparse: only the elements in ``mask.<name>`` travel, behind the mask as bits; without such a mask, those that
             are not zero; all of them without the bits if none is left out. Who receives it finds zeros elsewhere, and
             the mask beside it.
+        negative: it may have values below zero; a variance may not.
     """
 
     shape: tuple[int | Free, ...]
     dtype: str = "float32"
     optional: bool = False
     sparse: bool = False
+    negative: bool = True
 
     def __post_init__(self) -> None:
         """Check what makes sense.

@@ -147,7 +147,8 @@ def unpack(
         finite: check that all values are; without it the caller does, with whatever else it reads the values for.
 
     Raises:
-        TensorError: a tensor is missing, unknown, of another type or shape, not finite, or cannot be read.
+        TensorError: a tensor is missing, unknown, of another type or shape, not finite, below zero where it cannot be,
+            or cannot be read.
     """
     if whole:
         check_missing(record, specs)
@@ -158,6 +159,8 @@ def unpack(
         found, mask = _unpacked(name, array, spec, wire)
         if finite:
             check_finite(name, found)
+        if not spec.negative and (found < 0).any():
+            raise TensorError(f"tensor {name} has values below zero; no variance has")
         arrays[name], shapes[name] = found, found.shape
         if mask is not None:
             arrays[_beside(name)] = mask
@@ -180,6 +183,15 @@ def check_finite(name: str, array: np.ndarray) -> None:
 def payload_bytes(record: ArrayRecord) -> int:
     """Return the bytes of all tensors in a record as they travel, without names and headers."""
     return sum(len(array.data) - (_after_header(array) if array.stype == DENSE else 0) for array in record.values())
+
+
+def unpacked_bytes(record: ArrayRecord) -> int:
+    """Return the memory that the tensors of a record from another process will take as methods see them.
+
+    Raises:
+        TensorError: one says that it has a shape that no array has.
+    """
+    return sum(max(len(array.data), 4 * math.prod(_shape_of(name, array))) for name, array in record.items())
 
 
 def norm_of(array: Array) -> float:
@@ -260,10 +272,7 @@ def _unpacked(name: str, array: Array, spec: TensorSpec, wire: str) -> tuple[np.
         dense = _dense(name, array, on_wire)
         there = np.ones(dense.shape, bool) if full else None
         return (dense if dtype == spec.dtype else dense.astype(spec.dtype)), there
-    shape = tuple(array.shape)
-    # Before it is compared and printed: a side may be a number of thousands of digits.
-    if len(shape) > _MOST_SIDES or not all(type(side) is int and 0 <= side <= sys.maxsize for side in shape):
-        raise TensorError(f"an array cannot be read: tensor {name} has a shape that no array has")
+    shape = _shape_of(name, array)
     check_tensor(name, on_wire, array.dtype, shape)
     size = math.prod(shape)
     bits = -(-size // 8)
@@ -279,6 +288,18 @@ def _unpacked(name: str, array: Array, spec: TensorSpec, wire: str) -> tuple[np.
     tensor = np.zeros(shape, spec.dtype)
     tensor[there] = np.frombuffer(values, dtype)
     return tensor, there
+
+
+def _shape_of(name: str, array: Array) -> tuple[int, ...]:
+    """Return the shape that an array says it has, before it is compared and printed.
+
+    Raises:
+        TensorError: no array has it; a side may be a number of thousands of digits.
+    """
+    shape = tuple(array.shape)
+    if len(shape) > _MOST_SIDES or not all(type(side) is int and 0 <= side <= sys.maxsize for side in shape):
+        raise TensorError(f"an array cannot be read: tensor {name} has a shape that no array has")
+    return shape
 
 
 def _dense(name: str, array: Array, spec: TensorSpec | None = None) -> np.ndarray:

@@ -1,7 +1,7 @@
 """CriticalFL (Yan et al. 2023): FedAvg that asks more clients, for a part of their weights, in critical periods."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -145,7 +145,7 @@ class CriticalFL(FloretStrategy):
     @classmethod
     def uplink(cls, setup: Setup) -> Specs:
         """Return the model, sparse, and the gradient norm."""
-        model = {name: TensorSpec(spec.shape, sparse=True) for name, spec in setup.tensors("model").items()}
+        model = {name: replace(spec, sparse=True) for name, spec in setup.tensors("model").items()}
         return {**model, NORM: TensorSpec((1,))}
 
     @classmethod

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from common.config import between, choice
 from common.errors import ConfigError, FloretError
 from common.names import without_prefix
 from common.tensors import Free, NamedArrays, Specs, TensorSpec
-from common.wire import pack, unpack
+from common.wire import check_sendable, pack, unpack
 from models import MODELS, SplitModel, build_model, gain_of, output_widths
 from strategies.core import Client, FloretStrategy, Network, Setup, StrategySetting
 
@@ -154,7 +154,7 @@ class FedKD(FloretStrategy):
         for name, spec in cls.shared_networks(setup).items():
             shape = tuple(side for side in spec.shape if isinstance(side, int))
             most = most_rank(shape)
-            specs[name] = TensorSpec(shape, spec.dtype, optional=most > 0)
+            specs[name] = replace(spec, shape=shape, optional=most > 0)
             if most:
                 rows, columns = matrix_sides(shape)
                 rank = Free(most, f"rank of {name}")
@@ -189,8 +189,14 @@ class FedKD(FloretStrategy):
         return {"version": self._version, "base": self._bases[client.name]}
 
     def decoded(self, client: Client, arrays: NamedArrays) -> NamedArrays:
-        """Return the client's student."""
-        return whole(self.arrays, arrays)
+        """Return the client's student.
+
+        Raises:
+            FloretError: the factors make what cannot travel.
+        """
+        student = whole(self.arrays, arrays)
+        check_sendable(student, self.shared_networks(self.setup), self.config.wire)
+        return student
 
     def accumulate(self, client: Client, arrays: NamedArrays, samples: int) -> None:
         """Add the client's student to the mean; from now on the client has the student of this round's beginning."""

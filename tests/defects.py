@@ -184,8 +184,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "clipping looks at the extractor alone",
-            "groups = self._trained.intersection(reply.sizes)",
-            'groups = {"extractor"}.intersection(reply.sizes)',
+            "for group in reply.sizes if (value",
+            'for group in {"extractor"} & reply.sizes.keys() if (value',
             f"{KEYS}::test_the_aggregate_is_the_one_that_the_keys_name",
         ),
         (
@@ -199,6 +199,16 @@ DEFECTS: list[Defect] = [
             'if self.config.aggregation == "clipped-mean":',
             "if False:",
             f"{KEYS}::test_the_aggregate_is_the_one_that_the_keys_name",
+        ),
+    ),
+    *_of(
+        "aggregation",
+        "strategies/core/update_norms.py",
+        (
+            "prototypes are not clipped",
+            'if share is not None and array.dtype.kind == "f":',
+            "if share is not None and name in known:",
+            "tests/test_aggregation.py::test_prototypes_are_clipped",
         ),
     ),
     *_of(
@@ -1136,6 +1146,12 @@ DEFECTS: list[Defect] = [
             "weights = [1, *(1 for i in theirs)]",
             f"{PAPERS}::test_ua_pdfl_below_every_divergence_is_a_decentralised_fedper",
         ),
+        (
+            "UA-PDFL: peers weigh by any number",
+            "not all(type(count) is int and count > 0 for count in samples)",
+            "False",
+            "tests/test_papers.py::test_ua_pdfl_weighs_no_peer_by_what_is_no_number_of_samples",
+        ),
     ),
     *_of(
         "methods",
@@ -1217,6 +1233,12 @@ DEFECTS: list[Defect] = [
             'return wire if spec.dtype == "float32" else spec.dtype',
             "return spec.dtype",
             f"{KEYS}::test_keys_of_the_model_say_what_travels",
+        ),
+        (
+            "a variance may be below zero",
+            "if not spec.negative and (found < 0).any():",
+            "if False:",
+            "tests/test_aggregation.py::test_a_variance_below_zero_is_refused_on_both_sides",
         ),
     ),
     *_of(
@@ -1312,15 +1334,43 @@ DEFECTS: list[Defect] = [
             "steps = config.local_epochs * batches",
             "tests/test_policy.py::test_a_step_that_batch_normalisation_does_not_make_is_not_counted",
         ),
+        (
+            "what peers sent is not bounded",
+            "if size > self.max_received_mb * 1e6:",
+            "if False:",
+            "tests/test_policy.py::test_what_peers_sent_is_bounded_before_it_is_unpacked",
+        ),
     ),
     *_of(
         "policy",
         "client_app/audit.py",
         (
             "a renamed audit file takes another client's place",
-            'self.path.with_name(f"{self.path.name}.1")',
-            'self.path.with_suffix(".1.jsonl")',
+            'path.with_name(f"{path.name}.1")',
+            'path.with_suffix(".1.jsonl")',
             "tests/test_policy.py::test_a_full_audit_file_takes_no_other_clients_place",
+        ),
+        (
+            "refusals push out what left",
+            "path = self._others if uncounted else self._rounds",
+            "path = self._rounds",
+            "tests/test_policy.py::test_a_server_cannot_push_lines_out_of_the_audit_file",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/app.py",
+        (
+            "fewer classes than the client has are taken",
+            "if classes < self.data.num_classes:",
+            "if False:",
+            "tests/test_policy.py::test_no_error_tells_a_label_or_a_path",
+        ),
+        (
+            "the server is told what nobody expected",
+            "return own and (isinstance(error, DataError) or not isinstance(error, FloretError))",
+            "return own and isinstance(error, DataError)",
+            "tests/test_policy.py::test_no_error_tells_a_label_or_a_path",
         ),
     ),
     *_of(
@@ -1939,6 +1989,12 @@ DEFECTS: list[Defect] = [
             "has = {client.name: self._has.get(client.name, NOTHING)",
             f"{COLLABORATORS}::test_a_client_whose_reply_was_lost_is_sent_the_whole_student "
             f"{COLLABORATORS}::test_who_has_the_student_is_sent_nothing",
+        ),
+        (
+            "FedKD: a product that cannot travel is averaged",
+            "        check_sendable(student, self.shared_networks(self.setup), self.config.wire)\n",
+            "",
+            "tests/test_fedkd_fedcac_apple.py::test_factors_whose_product_cannot_travel_are_refused_by_the_server",
         ),
     ),
     *_of(

@@ -65,8 +65,70 @@ def test_clipping_by_hand() -> None:
     assert sizes["new"] == 3.0
     short = clipped(sent, known, sizes, {"w": sizes["w"] / 5, "new": 1.5})
     assert short["w"].tolist() == pytest.approx([1.6, 1.8])
-    assert short["new.x"].tolist() == [3.0]  # there is nothing that it could be moved back to
+    assert short["new.x"].tolist() == [1.5]  # nothing is known that it would be an update of: its size is its own
     assert clipped(sent, known, sizes, {"w": 100.0, "new": 100.0})["w"] is sent["w"]
+
+
+def test_prototypes_are_clipped(tmp_path: Path) -> None:
+    """In FedProto nothing else travels."""
+
+    def large(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
+            sent = from_record(reply.content.array_records["arrays"])
+            reply.content["arrays"] = to_record({name: np.float32(10) * array for name, array in sent.items()})
+        return reply
+
+    # All clients have the same classes and the same number of samples.
+    for client in range(4):
+        for part in ("train", "test"):
+            (tmp_path / "data" / part).mkdir(parents=True, exist_ok=True)
+            x = np.random.default_rng(client).normal(size=(20, 4)).astype(np.float32)
+            np.savez(tmp_path / "data" / part / f"{client}.npz", x=x, y=np.arange(20) % 2)
+    keys: dict[str, Any] = {"dataset": "npz-clients", "data_dir": str(tmp_path / "data"), "validation_fraction": 0.0}
+    keys |= {"method": "fedproto", "rounds": 1, "local_epochs": 1}
+    sizes = {}
+    for aggregation in ("mean", "clipped-mean"):
+        for tamper in (None, large):
+            directory = tmp_path / f"{aggregation}-{tamper}"
+            outcome = federate(directory, 4, tamper=tamper, aggregation=aggregation, **keys)
+            assert outcome.summary["refused"] == 0
+            checkpoint, _ = Checkpoints(outcome.directory / "checkpoints").read()
+            sizes[aggregation, tamper] = root_mean_squares(checkpoint.arrays, {})["prototype"]
+    assert sizes["mean", large] > 2.5 * sizes["mean", None]
+    assert sizes["clipped-mean", large] < 1.1 * sizes["clipped-mean", None]
+
+
+def test_a_variance_below_zero_is_refused_on_both_sides(tmp_path: Path) -> None:
+    """It is finite and of a usual size, and makes all that a client predicts NaN."""
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
+            sent = from_record(reply.content.array_records["arrays"])
+            (name,) = (name for name in sent if name.endswith("bn1.running_var"))
+            sent[name][0] = -0.01
+            reply.content["arrays"] = to_record(sent)
+        return reply
+
+    for part in ("train", "test"):
+        (tmp_path / "data" / part).mkdir(parents=True)
+        for client in range(2):
+            x = np.random.default_rng(client).random((8, 1, 16, 16), dtype=np.float32)
+            np.savez(tmp_path / "data" / part / f"{client}.npz", x=x, y=np.arange(8) % 2)
+    keys: dict[str, Any] = {"dataset": "npz-clients", "data_dir": str(tmp_path / "data"), "validation_fraction": 0.0}
+    keys |= {"method": "fedper", "model": "cnn5-bn", "rounds": 1, "local_epochs": 1}
+    outcome = federate(tmp_path / "runs", 2, tamper=tamper, **keys)
+    (refused,) = outcome.history[0]["refused"]
+    line = "tensor extractor.bn1.running_var has values below zero; no variance has"
+    assert (refused["client"], refused["reason"]) == ("0", line)
+    # A server that sends it is refused, too, before the client keeps anything.
+    message = next(m for m in outcome.grid.messages if m.metadata.message_type == "train")
+    context = outcome.grid.contexts[message.metadata.dst_node_id]
+    sent = from_record(message.content.array_records["arrays"])
+    sent["extractor.bn1.running_var"][0] = -0.01
+    message.content["arrays"] = to_record(sent)
+    message.content.config_records["config"]["round"] = 2
+    assert app(message, context).content.config_records["error"]["reason"] == line
+    assert kept(context).round == 1
 
 
 def test_what_is_usual_and_what_is_absurd() -> None:

@@ -27,7 +27,7 @@ from client_app.state import FileStore
 from common.errors import ConfigError, FloretError
 from common.seeds import torch_generator
 from common.tensors import MASK, NamedArrays
-from common.wire import BITS, from_record
+from common.wire import BITS, from_record, to_record
 from strategies.apple import APPLEParameters, read_choice
 from strategies.core import RefusedError, WeightedMean
 from strategies.fedcac import collaborators, critical_count, overlaps
@@ -471,6 +471,28 @@ def test_factors_whose_product_is_absurd_are_refused_before_it_is_kept(tmp_path:
     # Large, and not absurd: below a thousand times the client's own.
     assert ask(sent(math.sqrt(100 * own / rank)), "large", NOTHING, 1) == ""
     assert np.abs(ask.kept()[MEMORY + name]).mean() > 50 * own
+
+
+def test_factors_whose_product_cannot_travel_are_refused_by_the_server(tmp_path: Path) -> None:
+    """Else nobody could be sent the student that they are averaged into, and the run would end."""
+    name = f"{STUDENT}.extractor.fc1.weight"
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
+            sent = from_record(reply.content.array_records["arrays"])
+            sent.pop(name, None)
+            factors = {name + LEFT: np.zeros((128, 1), np.float16), name + RIGHT: np.zeros((1, 64), np.float16)}
+            for factor in factors.values():
+                factor[0, 0] = 5e4
+            reply.content["arrays"] = to_record(sent | factors)
+        return reply
+
+    outcome = federate(tmp_path, 2, method="fedkd", rounds=4, local_epochs=1, wire="float16", tamper=tamper)
+    assert len(outcome.history) == 4
+    for line in outcome.history:
+        (refused,) = line["refused"]
+        assert refused["client"] == "0"
+        assert refused["reason"].startswith(f"tensor {name} has values beyond 65504")
 
 
 def test_the_student_may_be_another_model(tmp_path: Path) -> None:

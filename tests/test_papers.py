@@ -12,7 +12,7 @@ import torch
 from flwr.app import ConfigRecord, Message
 from torch import nn
 
-from client_app.app import Request
+from client_app.app import Request, app
 from client_app.client import MODEL
 from client_app.methods.fedcpd import contrast_loss, distillation_loss
 from client_app.methods.feddfpa import direction_loss, fuse_rows, fusion_coefficients
@@ -461,6 +461,26 @@ def test_ua_pdfl_sends_only_what_was_asked_for(tmp_path: Path) -> None:
     alone = Relay(tmp_path, ua_pdfl__layer_personalization=False, ua_pdfl__client_dropout=False)
     for node in alone.outcome.grid.contexts:
         assert not alone.told[node, 2][0]
+
+
+def test_ua_pdfl_weighs_no_peer_by_what_is_no_number_of_samples(tmp_path: Path) -> None:
+    """A weight below zero would make a mean of any size, which the client would keep."""
+    keys: dict[str, Any] = {"ua_pdfl__client_dropout": False, "local_epochs": 1, "rounds": 2}
+    outcome = federate(tmp_path, 3, method="ua-pdfl", **keys)
+    message = next(
+        m
+        for m in outcome.grid.messages
+        if m.metadata.message_type == "train" and m.content.config_records["config"]["round"] == 2
+    )
+    config, context = message.content.config_records["config"], outcome.grid.contexts[message.metadata.dst_node_id]
+    config["round"] = 3
+    line = "the server's message must have a number of samples, above 0, of each peer"
+    for samples in ([-33.9999, 1.0], [-33, 30], [0, 30], [True, True], [30]):
+        config["samples"] = samples
+        assert app(message, context).content.config_records["error"]["reason"] == line, samples
+        assert kept(context).round == 2
+    config["samples"] = [30, 30]
+    assert "arrays" in app(message, context).content
 
 
 def test_ua_pdfl_with_both_switches_off_is_local(tmp_path: Path) -> None:

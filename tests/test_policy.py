@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from cli.main import floret
 from client_app.app import app
@@ -24,7 +24,7 @@ from common.errors import ConfigError
 from common.filters import Payload
 from common.registry import load_class
 from common.seeds import torch_generator
-from common.wire import from_record, to_record
+from common.wire import from_record, payload_bytes, to_record
 from data import ClientData, Split
 from models import build_model
 from server_app.settings import read_config
@@ -64,11 +64,19 @@ class Site:
 
     @property
     def audit(self) -> list[dict[str, Any]]:
-        """The lines of the audit file."""
-        return [json.loads(line) for line in (self.folder / "state/.audit/site.jsonl").read_text().splitlines()]
+        """The lines of the audit files, in order of time."""
+        lines: list[dict[str, Any]] = []
+        for folder in (".audit", ".audit/uncounted"):
+            file = self.folder / "state" / folder / "site.jsonl"
+            lines += map(json.loads, file.read_text().splitlines() if file.exists() else [])
+        return sorted(lines, key=lambda line: str(line["time"]))
 
     def ask(
-        self, kind: str, arrays: dict[str, np.ndarray] | None = None, scalars: dict[str, Any] | None = None, **keys: Any
+        self,
+        kind: str,
+        arrays: dict[str, np.ndarray] | ArrayRecord | None = None,
+        scalars: dict[str, Any] | None = None,
+        **keys: Any,
     ) -> RecordDict:
         """Return what the node answers to a message of a run with these keys."""
         self.round += 1
@@ -86,7 +94,8 @@ class Site:
             "session.started": [0, *resumed],
             **(scalars or {}),
         }
-        content = RecordDict({"arrays": to_record(arrays or {}), "config": ConfigRecord(said)})
+        record = arrays if isinstance(arrays, ArrayRecord) else to_record(arrays or {})
+        content = RecordDict({"arrays": record, "config": ConfigRecord(said)})
         message = Message(content, 7, kind)
         message.metadata.__dict__["_message_id"] = str(self.round)
         values = run_config(self.folder, **({"method": "fedper", "model": "mlp"} | keys))
@@ -381,6 +390,42 @@ def test_a_message_cannot_cut_the_model_elsewhere(tmp_path: Path, cut: Any) -> N
     assert line == (f"the server's message has head-layers = {cut!r}; with this model and method it must be 1")
 
 
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_no_error_tells_a_label_or_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    site = Site(tmp_path)
+    sent = shared(initial()) if kind == "train" else {}
+    # Of a model with one class PyTorch says which label it has not.
+    refusal = site.refusal(kind, arrays=sent, scalars={"num-classes": 1}, batch_size=1)
+    assert refusal == "the server's message has num-classes = 1, fewer than this client has classes"
+    # What a data file has, and where it is, stays in the node's log.
+    hidden = "the client failed; its own log says why"
+    assert site.refusal(kind, arrays=sent, num_classes=1) == hidden
+    assert site.refusal("query.describe", num_classes=1) == hidden
+
+    # So does what nobody expects.
+    def fails(*_: Any) -> None:
+        raise IndexError("Target 7 is out of bounds.")
+
+    monkeypatch.setattr("client_app.client.FloretClient.begin", fails)
+    assert site.refusal(kind, arrays=sent) == hidden
+
+
+def test_what_peers_sent_is_bounded_before_it_is_unpacked(tmp_path: Path) -> None:
+    """Of any number of peers there may be sparse tensors, which travel in a thirtieth of their memory."""
+    site = Site(tmp_path, "max-received-mb: 2\nleaves: [all]")
+    arrays = to_record(initial())
+    empty = Array("float32", (128, SIDE), "floret.sparse", bytes(128 * SIDE // 8))
+    sparse = {f"{peer}.extractor.fc1.weight": empty for peer in range(200)}
+    content = ArrayRecord({**arrays, **sparse})
+    sent = 4 * (sum(math.prod(array.shape) for array in content.values()))
+    assert sent > 2e6 > payload_bytes(content)
+    refusal = site.refusal(arrays=content, method="dispfl")
+    assert refusal == f"this node's policy has max-received-mb = 2, and the message has tensors of {sent / 1e6:.1f} MB"
+    shape = Array("float32", (10**5000,), "floret.sparse", b"")
+    refusal = site.refusal(arrays=ArrayRecord({**arrays, "0.extractor.fc1.weight": shape}), method="dispfl")
+    assert refusal.endswith("has a shape that no array has")
+
+
 def test_rounds_of_a_day(tmp_path: Path) -> None:
     site = Site(tmp_path, "max-rounds-a-day: 2")
     assert "arrays" in site.ask("train", shared(initial()))
@@ -438,7 +483,7 @@ def test_a_round_that_is_no_number_is_not_audited(tmp_path: Path, said: Any) -> 
     site = Site(tmp_path)
     site.refusal(scalars={"round": said})
     assert site.audit[-1]["round"] is None
-    assert (tmp_path / "state/.audit/site.jsonl").stat().st_size < 1000
+    assert (tmp_path / "state/.audit/uncounted/site.jsonl").stat().st_size < 1000
 
 
 @pytest.mark.parametrize("key", ["federation", "method"])
@@ -446,17 +491,26 @@ def test_no_text_of_a_line_is_longer_than_it_may_be(tmp_path: Path, key: str) ->
     site = Site(tmp_path)
     site.refusal(**{key: "y" * 100_000})
     assert site.audit[-1][key] == "y" * 1000 + "... (100000 characters)"
-    assert (tmp_path / "state/.audit/site.jsonl").stat().st_size < 5000
+    assert (tmp_path / "state/.audit/uncounted/site.jsonl").stat().st_size < 5000
 
 
 def test_a_server_cannot_push_lines_out_of_the_audit_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("client_app.audit._LARGEST", 20_000)
     site = Site(tmp_path)
     site.ask("query.describe")
+    assert "arrays" in site.ask("train", shared(initial()))
     for _ in range(3):
         site.refusal(scalars={"round": "x" * 50_000})
-    assert [line["message"] for line in site.audit] == ["query.describe", "train", "train", "train"]
-    assert not (tmp_path / "state/.audit/site.jsonl.1").exists()
+    assert [line["message"] for line in site.audit] == ["query.describe", "train", "train", "train", "train"]
+    # Nor by any number of messages that no round is counted for.
+    for _ in range(20):
+        site.refusal(method="y" * 1000)
+        site.ask("query.describe")
+    folder = tmp_path / "state/.audit"
+    assert sorted(path.name for path in (folder / "uncounted").iterdir()) == ["site.jsonl", "site.jsonl.1"]
+    (line,) = (folder / "site.jsonl").read_text().splitlines()
+    assert json.loads(line)["tensors"]
+    assert not (folder / "site.jsonl.1").exists()
 
 
 def folders_of(site: Site) -> set[str]:
@@ -544,8 +598,11 @@ def test_the_audit_file_has_what_left(tmp_path: Path) -> None:
 
 def test_nothing_leaves_without_its_line(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    (tmp_path / "state/.audit/site.jsonl").mkdir(parents=True)
-    assert "site.jsonl cannot be written (Is a directory); nothing leaves without it" in site.refusal("query.describe")
+    (tmp_path / "state/.audit/uncounted/site.jsonl").mkdir(parents=True)
+    (tmp_path / "state/.audit/site.jsonl").mkdir()
+    for kind in ("query.describe", "train"):
+        refusal = site.refusal(kind, arrays=shared(initial()))
+        assert "site.jsonl cannot be written (Is a directory); nothing leaves without it" in refusal
 
 
 def test_the_audit_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -553,7 +610,7 @@ def test_the_audit_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pyte
     site = Site(tmp_path)
     for _ in range(20):
         site.ask("query.describe")
-    sizes = {path.name: path.stat().st_size for path in (tmp_path / "state/.audit").iterdir()}
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "state/.audit/uncounted").iterdir()}
     assert sizes.keys() == {"site.jsonl", "site.jsonl.1"}
     assert max(sizes.values()) <= 3000
 
@@ -632,7 +689,7 @@ def test_the_docs_have_every_key_with_its_defaults() -> None:
     assert rows == said(Policy())
     assert public == said(Policy.public())
     lowest = re.findall(r"^\| `([a-z-]+)` \|[^|]*\|[^|]*\| ≥ (\d) \|", text, re.MULTILINE)
-    assert len(lowest) == 14
+    assert len(lowest) == 15
     for key, low in lowest:
         read_keys(Policy, Policy().values() | {key: int(low)})
         with pytest.raises(ConfigError, match=f"{key} = .*must be at least {low}"):

@@ -95,7 +95,8 @@ class APPLE(FloretClient):
     def receive(self) -> None:
         """Mix the model from the core models that arrived, and those that are known from before."""
         names, samples = self.message["clients"], self.message["samples"]
-        fit = len(samples) == len(names) == len(set(names)) and self.setting.name in names and min(samples) > 0
+        fit = len(samples) == len(names) == len(set(names)) and self.setting.name in names
+        fit = fit and all(type(count) is int and count > 0 for count in samples)
         if not fit:
             raise FloretError("the server's list of clients and samples is none, or this client is not in it")
         self._names: list[str] = names

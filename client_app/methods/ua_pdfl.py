@@ -7,6 +7,7 @@ from torch import Tensor
 
 from client_app.batches import Batch
 from client_app.client import FloretClient
+from common.errors import FloretError
 from common.seeds import numpy_generator
 from strategies.ua_pdfl import AUXILIARY, UNIT, UAPDFLParameters
 
@@ -72,6 +73,8 @@ class UAPDFL(FloretClient):
         _, own = self.representations()
         self._average = torch.stack([own, *auxiliaries]).mean(0) if auxiliaries else None
         replace, samples = self.message["replace"], self.message["samples"]
+        if max(peers, default=-1) >= len(samples) or not all(type(count) is int and count > 0 for count in samples):
+            raise FloretError("the server's message must have a number of samples, above 0, of each peer")
         mine = self.model.state_dict()
         for name in self.shared_names():
             theirs = {i: tensors[name] for i, tensors in peers.items() if name in tensors}

@@ -596,9 +596,8 @@ class FloretStrategy(Method, Strategy):
             self.norms.check(reply.sizes, self._floors)
         client, payload, tensors = reply.client, reply.payload, reply.payload.tensors
         if self.config.aggregation == "clipped-mean":
-            groups = self._trained.intersection(reply.sizes)
-            usual = {group: value for group in groups if (value := self.norms.usual(group)) is not None}
-            tensors = clipped(tensors, self.arrays, reply.sizes, usual)
+            usual = {group: value for group in reply.sizes if (value := self.norms.usual(group)) is not None}
+            tensors = clipped(tensors, self._before, reply.sizes, usual)
         self.accumulate(client, tensors, self.roster.counted(payload.samples))
         # From here on nothing is refused, so that a refused client leaves nothing behind.
         if self._judges and not noted:

@@ -161,7 +161,12 @@ class Method:
 def specs_of(module: nn.Module, names: list[str], prefix: str = "") -> dict[str, TensorSpec]:
     """Return what tensors of a module look like, by ``prefix`` and name."""
     tensors = module.state_dict()
-    return {prefix + name: TensorSpec(tuple(tensors[name].shape), _dtype(tensors[name])) for name in names}
+    return {
+        prefix + name: TensorSpec(
+            tuple(tensors[name].shape), _dtype(tensors[name]), negative=not name.endswith("running_var")
+        )
+        for name in names
+    }
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -106,14 +106,15 @@ def clipped(
 ) -> NamedArrays:
     """Return ``arrays`` with the updates of each group shortened to the usual size where they are larger.
 
-    A tensor without a global one in ``known`` stays as it is.
+    A tensor without one in ``known`` is shortened itself, since its size is its own.
     """
     shares = {group: usual[group] / size for group, size in sizes.items() if size > usual.get(group, math.inf)}
     result = dict(arrays)
     for name, array in arrays.items():
         share = shares.get(group_of(name))
-        if share is not None and name in known:
-            result[name] = known[name] + (array - known[name]) * array.dtype.type(share)
+        if share is not None and array.dtype.kind == "f":
+            before = known.get(name, array.dtype.type(0))
+            result[name] = before + (array - before) * array.dtype.type(share)
     return result
 
 
