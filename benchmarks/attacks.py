@@ -118,18 +118,19 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--methods", nargs="+", default=["fedper", "fedcpd"])
+    parser.add_argument("--aggregations", nargs="+", choices=AGGREGATIONS, default=AGGREGATIONS)
     options = parser.parse_args(arguments)
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     for method in options.methods:
         print(f"\n{method}: accuracy of the honest clients before / after local training, percent\n")
-        print("| attack | attackers | " + " | ".join(AGGREGATIONS) + " |")
-        print("|---|---|" + "---|" * len(AGGREGATIONS))
+        print("| attack | attackers | " + " | ".join(options.aggregations) + " |")
+        print("|---|---|" + "---|" * len(options.aggregations))
         for attack in ("none", *ATTACKS):
             if attack == "wrong prototypes" and method != "fedcpd":
                 continue
             for attackers in (0, 1, 3) if attack == "none" else (1, 3):
                 row = []
-                for aggregation in AGGREGATIONS:
+                for aggregation in options.aggregations:
                     with tempfile.TemporaryDirectory() as folder:
                         what = (Path(folder), method, aggregation, attack, attackers)
                         seeds = range(options.seeds)
