@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from safetensors.torch import save_file
 
 from client_app.audit import Audit
-from client_app.client import MODEL, ClientSetting, FloretClient, Resident
+from client_app.client import MEMORY, MODEL, ClientSetting, FloretClient, Resident
 from client_app.keeping import Quota
 from client_app.policy import Outgoing, Policy, PolicyError
 from client_app.protection import Budget, within
@@ -432,8 +432,8 @@ def describe(request: Request) -> RecordDict:
 def export(request: Request) -> RecordDict:
     """Write the personal model to the run directory, in simulation only: there it is the user's own machine.
 
-    The file holds the model's tensors under their own names, as safetensors. On another machine of a Ray cluster that
-    does not have the run directory, the model travels back instead.
+    The file holds the model's tensors under their own names, as safetensors, and what the method predicts with beside
+    them. On another machine of a Ray cluster that does not have the run directory, the model travels back instead.
     """
     if not in_simulation():
         raise FloretError("a personal model is exported in simulation only; on a node it stays in the node's state")
@@ -442,7 +442,10 @@ def export(request: Request) -> RecordDict:
     state = ClientState(store, RoundContext.of(request.scalars, request.config, over=True))
     # The run is over, so nothing earlier is asked for any more.
     store.keep([state.version] if state.version else [])
-    model = without_prefix(state.load(), MODEL)
+    kept = state.load()
+    beside = load_class("client_app.methods", request.config.method, FloretClient).serves_with
+    model = without_prefix(kept, MODEL)
+    model |= {name: tensor for name, tensor in without_prefix(kept, MEMORY).items() if name.startswith(beside)}
     folder, name = Path(str(request.scalars["directory"])), f"{request.name}.safetensors"
     content = RecordDict({"client": ConfigRecord({"file": name if model else ""})})
     if model and folder.is_dir():

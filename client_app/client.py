@@ -173,9 +173,11 @@ class FloretClient(NumPyClient):
         data: the client's splits, on ``device``.
         protection: what is private about the message; None if nothing is protected.
         goes_on: whether a round goes on from what the client has itself, not from what the server sends.
+        serves_with: how the names of the tensors of memory and networks begin that ``serving`` needs beside the model.
     """
 
     goes_on: ClassVar[bool] = False
+    serves_with: ClassVar[tuple[str, ...]] = ()
     parameters: Any
 
     def __init__(self, setting: ClientSetting) -> None:

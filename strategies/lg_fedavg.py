@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from flwr.app import Array
+from flwr.serverapp import Grid
 
 from common.config import between
 from common.errors import FloretError
@@ -44,17 +45,26 @@ class LGFedAvg(FloretStrategy):
 
     def __init__(self, setting: StrategySetting) -> None:
         super().__init__(setting)
-        # Clients with an extractor of their own: they have trained one since the FedAvg rounds.
+        # Clients with an extractor of their own, as far as is known: they have trained one since the FedAvg rounds.
         self._own: set[str] = set()
+        # Those of them that are in this round, and are sent the head alone.
+        self._private: set[str] = set()
 
     def initial_arrays(self) -> NamedArrays:
         """Return what travels of the initial model."""
         travels = self.uplink(self.setup)
         return {name: array for name, array in super().initial_arrays().items() if name in travels}
 
+    def prepare(self, server_round: int, clients: list[Client], grid: Grid) -> list[Client]:
+        """Return all of them; see who has an extractor of its own."""
+        self._private = self._own & {client.name for client in clients}
+        # Whoever is refused may have lost its state: what it has is not known until it is accepted.
+        self._own -= self._private
+        return clients
+
     def payload(self, client: Client, server_round: int) -> Mapping[str, np.ndarray | Array]:
         """Return the model, or the head for a client that has an extractor of its own."""
-        if server_round <= self.parameters.fedavg_rounds or client.name not in self._own:
+        if client.name not in self._private:
             return self.arrays
         return {name: array for name, array in self.arrays.items() if name.startswith("head.")}
 

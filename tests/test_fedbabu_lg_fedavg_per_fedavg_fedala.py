@@ -1,6 +1,7 @@
 """Methods whose clients start a round in a way of their own: FedBABU, LG-FedAvg, Per-FedAvg, FedALA."""
 
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -335,6 +336,29 @@ def test_an_extractor_that_was_trained_alone_is_not_given_up(tmp_path: Path) -> 
     assert any(name.startswith("extractor.") for name in client.received)
     client.receive()
     assert equal_arrays(part(client.copy_tensors(), "extractor."), kept)
+
+
+def test_lg_fedavg_gives_a_client_that_lost_its_state_an_extractor_again(tmp_path: Path) -> None:
+    down: dict[tuple[int, int], NamedArrays] = {}
+
+    def tamper(message: Message, reply: Message) -> Message:
+        metadata = message.metadata
+        if metadata.message_type == "train":
+            server_round = int(metadata.group_id)
+            down[server_round, metadata.dst_node_id] = from_record(message.content.array_records["arrays"])
+            if server_round == 3 and metadata.dst_node_id == 1000:
+                (state,) = (tmp_path / "states").glob("**/lg-fedavg/0")
+                shutil.rmtree(state)
+        return reply
+
+    keys: dict[str, Any] = {"rounds": 5, "local_epochs": 1, "lg_fedavg__fedavg_rounds": 1}
+    outcome = federate(tmp_path, 2, method="lg-fedavg", states=tmp_path / "states", tamper=tamper, **keys)
+    reason = "the server sent the head alone, and this client has no extractor of its own in this run"
+    assert [line["refused"] for line in outcome.history] == [[], [], [], [{"client": "0", "reason": reason}], []]
+    shared = part(checkpointed(outcome), "extractor.")
+    given = {key for key, arrays in down.items() if key[0] > 1 and part(arrays, "extractor.")}
+    assert given == {(2, 1000), (2, 1001), (5, 1000)}
+    assert all(equal_arrays(part(down[key], "extractor."), shared) for key in given)
 
 
 @pytest.mark.thorough

@@ -20,7 +20,7 @@ import strategies.core.method
 import strategies.fedcac
 from client_app.batches import normalise
 from client_app.client import MEMORY, MODEL
-from client_app.methods.apple import APPLE, CORE, PEER, RELATIONSHIP, Mixture, probabilities, scheduled
+from client_app.methods.apple import APPLE, CORE, DOWNLOADED, PEER, RELATIONSHIP, Mixture, probabilities, scheduled
 from client_app.methods.fedcac import largest, sensitivity
 from client_app.methods.fedkd import VERSION, divergence, intensity
 from client_app.state import FileStore
@@ -662,8 +662,10 @@ def test_a_mixture_and_its_gradient_by_hand() -> None:
 
 
 def test_a_step_on_core_model_and_relationships_is_that_of_the_gradient(tmp_path: Path) -> None:
-    keys: dict[str, Any] = {"apple__relationship_lr": 0.2, "apple__mu": 0.3, "apple__scheduled_part": 1.0}
-    outcome = federate(tmp_path, 3, method="apple", rounds=3, lr=0.05, **STILL, **keys)
+    keys: dict[str, Any] = {"apple__relationship_lr": 0.8, "apple__mu": 0.3, "apple__scheduled_part": 1.0}
+    # In round 3 both rates are a quarter of those of the first round.
+    keys |= {"lr": 0.2, "lr_decay": 0.5, **STILL, "weight_decay": 0.1}
+    outcome = federate(tmp_path, 3, method="apple", rounds=3, **keys)
     context = outcome.grid.contexts[1000]
     client = standing(context, message_to(outcome, 0, 3))
     client.memory[RELATIONSHIP + "1"] -= 0.4
@@ -683,7 +685,8 @@ def test_a_step_on_core_model_and_relationships_is_that_of_the_gradient(tmp_path
     assert gradients[1].abs().min() > 1e-4
     assert client.train() == pytest.approx(loss.item(), rel=1e-5)
     client.upload()
-    assert torch.allclose(client.memory[CORE], core - 0.05 * gradients[0], atol=1e-6)
+    # The weight decay is the core model's alone.
+    assert torch.allclose(client.memory[CORE], core - 0.05 * (gradients[0] + 0.1 * core), atol=1e-6)
     for i in range(3):
         assert client.memory[f"{RELATIONSHIP}{i}"].item() == pytest.approx(
             (p[i] - 0.2 * gradients[1][i]).item(), abs=1e-6
@@ -791,6 +794,32 @@ def test_a_client_downloads_no_more_than_it_may_and_first_what_is_new(tmp_path: 
     asked = [m for m in more.grid.messages if m.metadata.message_type == "query.plan"]
     assert len(asked) == 4
     assert not any(m.content.array_records["arrays"] for m in asked)
+
+
+def test_downloads_count_for_their_probabilities_where_they_were_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys: dict[str, Any] = {"apple__downloads": 2, "participation": 0.5, "apple__relationship_lr": 0.5, **QUICK}
+    outcome = federate(tmp_path, 4, method="apple", rounds=9, **keys)
+    asked = [m for m in outcome.grid.messages if m.metadata.message_type == "query.plan"]
+    node = asked[-1].metadata.dst_node_id
+    before = [m for m in outcome.grid.messages if m.metadata.message_type == "train" and m.metadata.dst_node_id == node]
+    peers = [{name.split(".")[0] for name in m.content.array_records["arrays"]} for m in before[:-1]]
+    taken = sum(map(len, peers))
+    assert 0 < taken < 2 * 8  # it was not in every round
+    bases: list[float] = []
+
+    def spy(relationships: list[float], downloaded: float) -> list[float]:
+        bases.append(downloaded)
+        return probabilities(relationships, downloaded)
+
+    client = standing(outcome.grid.contexts[node], before[-1])
+    # As when it was asked for its last plan: without what it downloaded after that.
+    client.memory[DOWNLOADED] = client.memory[DOWNLOADED] - len(client.peers())
+    monkeypatch.setattr("client_app.methods.apple.probabilities", spy)
+    client.message = dict(asked[-1].content.config_records["config"])
+    client.plan()
+    assert bases == [pytest.approx(taken / 3)]
 
 
 @pytest.mark.thorough

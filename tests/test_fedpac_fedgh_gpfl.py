@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from client_app.app import Request
+from client_app.app import Request, app
 from client_app.batches import Batch, normalise
 from client_app.client import MEMORY, MODEL, FloretClient
 from client_app.methods.gpfl import CONTEXT, magnitude_loss, personal_context
@@ -23,6 +24,7 @@ from common.seeds import torch_generator
 from common.sgd import Sgd
 from common.tensors import NamedArrays
 from common.wire import from_record
+from models import build_model
 from strategies import fedpac
 from strategies.core.simplex import smallest_combination
 from strategies.fedgh import CLIP, FedGH, train_head
@@ -608,6 +610,39 @@ def test_gpfl_predicts_by_the_personal_route(tmp_path: Path) -> None:
     assert client.test_loss() != pytest.approx(F.cross_entropy(plain, client.data.test.y).item(), rel=1e-2)
     accuracy = (scores.argmax(1) == client.data.test.y).float().mean().item()
     assert outcome.history[-1]["clients"]["0"]["after"]["test"] == pytest.approx(accuracy)
+
+
+@pytest.mark.parametrize("method", ["gpfl", "fedproto"])
+def test_the_file_of_a_personal_model_has_all_that_predicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    outcome = federate(tmp_path / "runs", 2, method=method, states=tmp_path / "states", gpfl__mu=0.0)
+    context, trained = outcome.grid.contexts[NODE], last_train(outcome)
+    x = standing(context, trained).data.test.x
+    scores = load_personal(cast(FileStore, Request(context).store)).scores(x)
+    (root,) = {path.parents[2] for path in (tmp_path / "states").glob(f"**/{method}/0")}
+    about = {"session.directory": str(root), "directory": str(tmp_path)}
+    config = ConfigRecord({**trained.content.config_records["config"], **about})
+    monkeypatch.setattr("client_app.app.in_simulation", lambda: True)
+    app(Message(RecordDict({"config": config}), NODE, "query.export"), context)
+    tensors = load_file(tmp_path / "0.safetensors")
+    model = build_model("mlp", (1, 8, 8), 10, 1, torch_generator(0, "model")).eval()
+    own = {name: tensors.pop(name) for name in model.state_dict()}
+    model.load_state_dict(own)
+    with torch.no_grad():
+        features = model.features(normalise(x))
+        if method == "gpfl":
+            valve = ConditionalValve(64)
+            valve.load_state_dict({name: tensors.pop(f"valve.{name}") for name in valve.state_dict()})
+            found = model.head(valve(features, tensors.pop("context")))
+        else:
+            known = sorted(int(name.split(".")[1]) for name in tensors)
+            found = torch.full((len(x), 10), -torch.inf)
+            means = torch.stack([tensors.pop(f"prototype.{c}") for c in known])
+            found[:, known] = -torch.cdist(features, means)
+    assert not tensors
+    assert torch.equal(found.argmax(1), scores.argmax(1))
+    assert not torch.equal(model(normalise(x)), found)
 
 
 def test_valve_and_embeddings_have_mu_as_weight_decay_and_no_momentum(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from common.names import without_prefix
 from common.seeds import numpy_generator
 from strategies.apple import APPLEParameters
 
-CORE, RELATIONSHIP, PEER = "core", "relationship.", "peer."
+CORE, RELATIONSHIP, PEER, DOWNLOADED = "core", "relationship.", "peer.", "downloaded"
 # The exponential scheduler ends here.
 _LAST = 0.001
 # What the probability of a core model to be downloaded grows with, at least.
@@ -70,7 +70,7 @@ class Mixture:
 class APPLE(FloretClient):
     """Keeps its core model and its relationship to each client, by name; receives core models, sends its own.
 
-    Where it may not download all of them, it keeps what it downloaded last of each.
+    Where it may not download all of them, it keeps what it downloaded last of each, and how many it has downloaded.
     """
 
     goes_on = True
@@ -86,7 +86,7 @@ class APPLE(FloretClient):
         known = [place for place in others if place not in new]
         if len(wanted) < most and known:
             relationships = [float(self.memory[RELATIONSHIP + published[place]]) for place in known]
-            downloaded = (self.message["round"] - 1) * most / len(published)
+            downloaded = float(self.memory[DOWNLOADED]) / len(others)
             chances = probabilities(relationships, downloaded)
             count = min(most - len(wanted), len(known))
             wanted += [known[i] for i in generator.choice(len(known), size=count, replace=False, p=chances)]
@@ -113,6 +113,8 @@ class APPLE(FloretClient):
             peers[names[place]] = self._flat(tensors)
         if self.parameters.downloads:
             self.memory |= {PEER + name: tensor for name, tensor in peers.items()}
+            downloaded = self.memory.get(DOWNLOADED, torch.zeros((), device=self.device))
+            self.memory[DOWNLOADED] = downloaded + len(self.peers())
         rows = {self.setting.name: self._core.detach(), **{name: peers[name] for name in names if name in peers}}
         if len(rows) < len(names):
             # Of a client that has published nothing yet, everybody knows the core model: it is the initial one.

@@ -21,6 +21,7 @@ class FedProto(FloretClient):
     with the head: ``inference``.
     """
 
+    serves_with = ("prototype.", CLASSES)
     parameters: FedProtoParameters
 
     def receive(self) -> None:

@@ -41,6 +41,7 @@ class GPFL(FloretClient):
     the received embeddings. Both contexts, and the embeddings of the magnitude, stay as received during a round.
     """
 
+    serves_with = (f"{VALVE}.", CONTEXT)
     parameters: GPFLParameters
 
     def receive(self) -> None:

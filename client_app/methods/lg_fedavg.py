@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from client_app.client import FloretClient
+from common.errors import FloretError
 from strategies.lg_fedavg import LGFedAvgParameters
 
 
@@ -14,9 +15,16 @@ class LGFedAvg(FloretClient):
     def receive(self) -> None:
         """Take what is shared; an extractor that was trained alone in this run stays, also where a server that lost its
         reply sends FedAvg's again.
+
+        Raises:
+            FloretError: the head came alone, to a client that has no such extractor: its state was lost.
         """
         if not self._is_fedavg() and self._has_own():
             self.received = {name: tensor for name, tensor in self.received.items() if name.startswith("head.")}
+        elif (
+            not self._is_fedavg() and self.parameters.fedavg_rounds and self.received.keys() < set(self.shared_names())
+        ):
+            raise FloretError("the server sent the head alone, and this client has no extractor of its own in this run")
         super().receive()
 
     def starts_from(self) -> list[str]:
