@@ -1604,6 +1604,12 @@ DEFECTS: list[Defect] = [
             "",
             f"{TWO}::test_the_server_of_pfedme_goes_part_of_the_way",
         ),
+        (
+            "pFedMe: running statistics move by beta",
+            "weights = {name for name, _ in self.model.named_parameters()}",
+            "weights = set(mean)",
+            "tests/test_ditto_apfl_pfedme.py::test_running_statistics_do_not_go_part_of_the_way",
+        ),
     ),
     *_of(
         "methods",
@@ -1648,6 +1654,12 @@ DEFECTS: list[Defect] = [
             "return super().starts_from()",
             f"{POLICY}::test_lg_fedavg_sends_no_extractor_that_was_trained_alone",
         ),
+        (
+            "LG-FedAvg: a lost extractor is the initial one",
+            "elif private and self.parameters.fedavg_rounds and",
+            "elif False and",
+            "tests/test_fedbabu_lg_fedavg_per_fedavg_fedala.py::test_lg_fedavg_gives_a_client_that_lost_its_state_an_extractor_again",
+        ),
     ),
     *_of(
         "methods",
@@ -1669,6 +1681,12 @@ DEFECTS: list[Defect] = [
             "if (name in arrays) != fedavg:",
             "if (name in arrays) < fedavg:",
             f"{STARTS}::test_lg_fedavg_refuses_what_is_not_shared_in_a_round",
+        ),
+        (
+            "LG-FedAvg: a refused client is still known to have an extractor",
+            "        self._own -= self._private\n",
+            "",
+            "tests/test_fedbabu_lg_fedavg_per_fedavg_fedala.py::test_lg_fedavg_gives_a_client_that_lost_its_state_an_extractor_again",
         ),
     ),
     *_of(
@@ -1842,6 +1860,12 @@ DEFECTS: list[Defect] = [
             "momentum=0.0, weight_decay",
             "weight_decay",
             f"{HEADS}::test_valve_and_embeddings_have_mu_as_weight_decay_and_no_momentum",
+        ),
+        (
+            "GPFL: the file of a personal model lacks the valve",
+            'serves_with = (f"{VALVE}.", CONTEXT)',
+            "serves_with = ()",
+            "tests/test_fedpac_fedgh_gpfl.py::test_the_file_of_a_personal_model_has_all_that_predicts",
         ),
     ),
     *_of(
@@ -2056,6 +2080,24 @@ DEFECTS: list[Defect] = [
             "        if False:\n",
             f"{COLLABORATORS}::test_a_client_downloads_no_more_than_it_may_and_first_what_is_new",
         ),
+        (
+            "APPLE: downloads are counted in rounds of others, too",
+            "float(self.memory[DOWNLOADED]) / len(others)",
+            '(self.message["round"] - 1) * most / len(others)',
+            "tests/test_fedkd_fedcac_apple.py::test_downloads_count_for_their_probabilities_where_they_were_made",
+        ),
+        (
+            "APPLE: the rate of relationships does not decay",
+            'rate = self.config.decayed(self.parameters.relationship_lr, self.message["round"])',
+            "rate = self.parameters.relationship_lr",
+            "tests/test_fedkd_fedcac_apple.py::test_a_step_on_core_model_and_relationships_is_that_of_the_gradient",
+        ),
+        (
+            "APPLE: relationships decay as weights",
+            "self.optimizer([relationships], lr=rate, weight_decay=0.0)",
+            "self.optimizer([relationships], lr=rate)",
+            "tests/test_fedkd_fedcac_apple.py::test_a_step_on_core_model_and_relationships_is_that_of_the_gradient",
+        ),
     ),
     *_of(
         "criticalfl",
@@ -2090,6 +2132,12 @@ DEFECTS: list[Defect] = [
             "return arrays",
             f"{CRITICAL}::test_what_is_left_out_is_no_change",
         ),
+        (
+            "a norm counts whatever the steps",
+            "steps = math.ceil(samples / self.config.batch_size)",
+            "steps = 1",
+            "tests/test_criticalfl_fedpa.py::test_a_norm_counts_by_the_steps_of_its_client",
+        ),
     ),
     *_of(
         "methods",
@@ -2099,6 +2147,16 @@ DEFECTS: list[Defect] = [
             "    weighted = False\n",
             "",
             f"{TWO}::test_what_apfl_shares_is_fedavg_with_equal_weights",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/dispfl.py",
+        (
+            "DisPFL: scores are of training mode",
+            "        self.model.eval()\n        batch = next",
+            "        batch = next",
+            "tests/test_dfedavgm_dispfl.py::test_what_grows_is_where_the_gradient_is_largest",
         ),
     ),
     *_of(

@@ -294,6 +294,27 @@ def test_the_gradient_norm_by_hand(tmp_path: Path) -> None:
     assert 0 < expected < 100
 
 
+def test_a_norm_counts_by_the_steps_of_its_client(tmp_path: Path) -> None:
+    told: list[tuple[int, float]] = []
+
+    def see(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train":
+            (square,) = reply.content.array_records["arrays"][NORM].numpy().tolist()
+            samples = reply.content.metric_records["metrics"]["num-examples"]
+            assert isinstance(samples, int)
+            told.append((samples, square))
+        return reply
+
+    keys: dict[str, Any] = {"rounds": 1, "local_epochs": 1, "batch_size": 16, "lr": 0.02, "partition": "dirichlet"}
+    outcome = federate(tmp_path, 3, method="criticalfl", tamper=see, **keys)
+    steps = [math.ceil(samples / 16) for samples, _ in told]
+    assert len(set(steps)) == 3
+    expected = federated_norm([0.02 * count * square for count, (_, square) in zip(steps, told, strict=True)])
+    checkpoint, _ = Checkpoints(outcome.directory / "checkpoints").read()
+    (norm,) = (array for name, array in checkpoint.strategy.items() if name.rpartition("/")[2] == "norm")
+    assert norm.tolist() == [pytest.approx(expected)]
+
+
 def test_a_gradient_norm_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = CriticalFL.loss
     monkeypatch.setattr(CriticalFL, "loss", lambda self, batch: 1e3 * plain(self, batch))

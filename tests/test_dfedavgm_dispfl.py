@@ -565,13 +565,12 @@ def test_keys_say_how_many_elements_move_and_where_to(tmp_path: Path) -> None:
     assert all(few < 0.5 * many for many, few in zip(*lost, strict=True))
 
 
-@pytest.mark.parametrize("model", ["mlp", "cnn2"])
+@pytest.mark.parametrize("model", ["mlp", "cnn2", "cnn5-bn"])
 def test_what_grows_is_where_the_gradient_is_largest(tmp_path: Path, model: str) -> None:
     """All training data are one batch, so that the gradient of a batch is known whatever the order."""
     keys: dict[str, Any] = {"batch_size": 512, "max_samples": 60, "rounds": 2, "local_epochs": 2, "lr": 0.1}
-    keys |= {"dataset": "digits", "model": model}
-    if model == "cnn2":
-        keys |= write_images(tmp_path / "data", 2)
+    keys |= {"dataset": "digits"} if model == "mlp" else write_images(tmp_path / "data", 2)
+    keys |= {"model": model}
     outcome = federate(tmp_path / "runs", 2, method="dispfl", **keys)
     message = next(m for m in outcome.grid.messages if m.metadata.group_id == "2")
     client = standing(outcome.grid.contexts[message.metadata.dst_node_id], message)

@@ -335,3 +335,20 @@ def test_the_server_of_pfedme_goes_part_of_the_way(tmp_path: Path) -> None:
             mean = np.mean([arrays[name] for arrays in sent], axis=0)
             assert np.allclose(array, (1 - beta) * before[0][name] + beta * mean, rtol=0, atol=1e-6)
     assert len(sizes) > 1  # the mean is plain
+
+
+def test_running_statistics_do_not_go_part_of_the_way(tmp_path: Path) -> None:
+    """Beyond 1 that could make a variance below zero."""
+    sent: list[NamedArrays] = []
+
+    def see(message: Any, reply: Any) -> Any:
+        if message.metadata.message_type == "train":
+            sent.append(from_record(reply.content.array_records["arrays"]))
+        return reply
+
+    keys = write_images(tmp_path / "data", 2) | {"model": "cnn5-wide-bn", "rounds": 1, "pfedme__beta": 2.0}
+    after = checkpointed(federate(tmp_path / "runs", 2, method="pfedme", tamper=see, **keys))
+    running = [name for name in after if name.endswith(("running_mean", "running_var"))]
+    assert running
+    for name in running:
+        assert np.allclose(after[name], np.mean([arrays[name] for arrays in sent], axis=0), rtol=0, atol=1e-6)

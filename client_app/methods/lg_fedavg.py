@@ -19,11 +19,10 @@ class LGFedAvg(FloretClient):
         Raises:
             FloretError: the head came alone, to a client that has no such extractor: its state was lost.
         """
-        if not self._is_fedavg() and self._has_own():
+        private = not self._is_fedavg()
+        if private and self._has_own():
             self.received = {name: tensor for name, tensor in self.received.items() if name.startswith("head.")}
-        elif (
-            not self._is_fedavg() and self.parameters.fedavg_rounds and self.received.keys() < set(self.shared_names())
-        ):
+        elif private and self.parameters.fedavg_rounds and self.received.keys() < set(self.shared_names()):
             raise FloretError("the server sent the head alone, and this client has no extractor of its own in this run")
         super().receive()
 
