@@ -145,7 +145,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Note:
-    """What a client reported besides its figures, such as a damaged file of its state."""
+    """What is told of a client besides its figures, such as a damaged file of its state, or that it is away."""
 
     client: str
     note: str
@@ -297,6 +297,7 @@ class Figures:
         seconds, seconds_per_round: of the whole run; median over rounds.
         refused: number of replies.
         epsilon: as of the last round.
+        measured: number of clients that ``after`` is over; None in the files of earlier versions.
     """
 
     before: Spread
@@ -307,6 +308,7 @@ class Figures:
     seconds_per_round: float | None
     refused: int
     epsilon: float | None = None
+    measured: int | None = None
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
@@ -327,6 +329,7 @@ class Figures:
             seconds_per_round=_number(seconds.get("per_round_median")),
             refused=whole(record.get("refused") or 0),
             epsilon=_number(record.get("epsilon")),
+            measured=None if record.get("measured") is None else whole(record["measured"]),
         )
 
     def to_json(self) -> Json:
@@ -338,6 +341,7 @@ class Figures:
             "seconds": {"total": self.seconds, "per_round_median": self.seconds_per_round},
             "refused": self.refused,
             **({} if self.epsilon is None else {"epsilon": self.epsilon}),
+            **({} if self.measured is None else {"measured": self.measured}),
         }
 
 
@@ -395,6 +399,7 @@ class History:
             seconds_per_round=median(times) if times else None,
             refused=sum(len(line.refused) for line in self.rounds),
             epsilon=self.rounds[-1].epsilon if self.rounds else None,
+            measured=last.measured() if last else 0,
         )
 
 

@@ -101,6 +101,8 @@ def client_table(run: Run) -> str:
     for position in reversed(breaks):
         text.insert(position + 1, rule)
     heading = f"accuracy on each client's own test split, before and after local training, round {line.round}"
+    if run.over(line):
+        heading += f"; the mean is over {run.over(line)}"
     if len(groups) > 1:
         heading += f"\n{len(line.clients)} clients: the 10 worst and the 10 best are shown, the report has all"
     return "\n".join([heading, "", *text, *([run.unfinished] if run.unfinished else [])])

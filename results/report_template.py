@@ -153,7 +153,8 @@ round{{ "" if run.planned_rounds == 1 else "s" }} · seed {{ run.setting("seed")
 
 <div class="cards">
 <div class="card" id="after"><h3>Accuracy after local training</h3><div class="value">{{ spread(figures.after) }}</div>
-<p>mean ± std{% if last %}, round {{ last.round }}{% endif %}</p></div>
+<p>mean ± std{% if run.over(last) %} over {{ run.over(last) }}{% endif %}
+{%- if last %}, round {{ last.round }}{% endif %}</p></div>
 <div class="card" id="before"><h3>Before local training</h3><div class="value">{{ spread(figures.before) }}</div>
 <p>{{ "over the %d clients that trained" % last.measured("before") if fewer else
   "what arrived, before any local step" }}</p></div>

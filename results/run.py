@@ -184,6 +184,11 @@ class Run:
         last = self.rounds[-1] if self.finished and self.rounds else self.history.last_complete()
         return Spread() if last and last.fewer_before else self.figures.before
 
+    def over(self, line: Round | None) -> str:
+        """Return such as ``"1 of 2 clients"`` if a round measured fewer clients than the run has, else nothing."""
+        measured, known = line.measured() if line else 0, len(self.client_names())
+        return f"{measured} of {known} clients" if 0 < measured < known else ""
+
     @property
     def bytes_sent(self) -> int:
         """Bytes of all rounds so far, up and down together."""

@@ -63,6 +63,9 @@ class Federation:
         self._partitions = 0
         self._pending: dict[str, _Question] = {}
         self._refused: dict[int, tuple[float, str]] = {}
+        self._gathered = False
+        self._away: set[str] = set()
+        self._left: list[tuple[str, str]] = []
 
     def gather(self, joined: Callable[[int, int], None]) -> None:
         """Wait until ``min-clients`` have joined, in simulation all of them.
@@ -86,6 +89,7 @@ class Federation:
             if here >= wanted:
                 enough = enough or time.monotonic()
                 if not self._pending or time.monotonic() - enough > _GRACE:
+                    self._gathered = True
                     return
             if time.monotonic() > deadline:
                 why = printable("; ".join(sorted({reason for _, reason in self._refused.values()})))
@@ -161,7 +165,26 @@ class Federation:
         if self._simulated:
             due = due[: in_flight() - len(self._pending) if self.roster else 1 - len(self._pending)]
         self._ask(due)
+        if self._gathered and not self._simulated:
+            self._note_who_left()
         return refused
+
+    def departures(self) -> list[tuple[str, str]]:
+        """Return client and line of each that went away since the last call; that it is back, the log alone says.
+
+        In a run that goes on, those that have not come belong to the first call.
+        """
+        left, self._left = self._left, []
+        return left
+
+    def _note_who_left(self) -> None:
+        away = [client.name for client in self.roster.away()]
+        line = f"is away ({len(self.roster) - len(away)} of {len(self.roster)} clients are there)"
+        for name in away:
+            if name not in self._away:
+                log.warning("Client %s %s", name, line)
+                self._left.append((name, line))
+        self._away = set(away)
 
     @property
     def renewing(self) -> bool:

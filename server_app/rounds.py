@@ -89,6 +89,7 @@ def run_rounds(
             status.phase("evaluating", strategy.awaited)
             strategy.aggregate_evaluate(server_round, send_and_receive(grid, messages, config.round_timeout))
         status.phase("writing")
+        strategy.notes += federation.departures()
         line = round_of(server_round, strategy, time.perf_counter() - started)
         directory.append_history(line)
         history.append(line)

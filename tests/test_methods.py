@@ -13,11 +13,25 @@ from client_app.client import MODEL
 from common.errors import FloretError
 from common.wire import from_record, to_record
 from data import load_client
+from results.report import client_table
+from results.run import read_run
 from server_app.settings import read_config
 from strategies import METHODS
 from strategies.core import Client, FloretStrategy
 from strategies.fedper import FedPer
-from tests.harness import EVERY_METHOD, EXTRACTOR, HEAD, ON_MLP, Outcome, federate, kept, run_config, standing, timeless
+from tests.harness import (
+    EVERY_METHOD,
+    EXTRACTOR,
+    HEAD,
+    ON_MLP,
+    DirectGrid,
+    Outcome,
+    federate,
+    kept,
+    run_config,
+    standing,
+    timeless,
+)
 
 
 def travelled(outcome: Outcome, way: str) -> list[dict[str, int]]:
@@ -366,6 +380,26 @@ def test_a_client_that_does_not_answer_is_left_out(tmp_path: Path) -> None:
     for line in outcome.history:
         assert line["refused"] == [{"client": "0", "reason": "no answer within round-timeout = 0.5 s"}]
         assert line["seconds"] > 0.4
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_a_client_that_goes_away_is_told_and_the_figures_say_over_whom_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, participation: float
+) -> None:
+    def present(grid: DirectGrid) -> list[int]:
+        rounds = {message.metadata.group_id for message in grid.messages if message.metadata.message_type == "train"}
+        return [node for node in grid.contexts if node != 1000 or len(rounds) < 2]
+
+    monkeypatch.setattr(DirectGrid, "get_node_ids", present)
+    outcome = federate(tmp_path, 4, method="fedper", rounds=4, participation=participation, evaluate_every=1)
+    notes = [(line["round"], note["client"], note["note"]) for line in outcome.history for note in line["notes"]]
+    assert notes == [(3, "0", "is away (3 of 4 clients are there)")]
+    measured = [name for name, client in outcome.history[-1]["clients"].items() if client["after"]]
+    assert "0" not in measured
+    assert (outcome.summary["clients"], outcome.summary["measured"]) == (4, len(measured))
+    run = read_run(outcome.directory)
+    assert run.over(run.history.last_complete()) == f"{len(measured)} of 4 clients"
+    assert client_table(run).splitlines()[0].endswith(f"round 4; the mean is over {len(measured)} of 4 clients")
 
 
 def test_who_was_silent_is_not_asked_again_in_the_same_round(tmp_path: Path) -> None:

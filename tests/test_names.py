@@ -344,6 +344,33 @@ def test_a_node_that_comes_back_under_another_name_is_that_client_and_the_first_
     assert len(nodes.federation.roster) == 2
 
 
+def test_who_goes_away_is_told_once_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    nodes = Nodes(min_clients=2)
+    nodes.put(1, "north", signer="n")
+    nodes.put(2, "south", signer="s")
+    nodes.federation.gather(lambda *_: None)
+    nodes.refresh()
+    assert nodes.federation.departures() == []
+    told = ("north", "is away (1 of 2 clients are there)")
+    for back in (1, 3):  # under its number, and without a registered key under another one
+        nodes.there = {2: nodes.there[2]}
+        caplog.clear()
+        nodes.refresh()
+        assert caplog.messages == ["Client north is away (1 of 2 clients are there)"]
+        assert nodes.federation.departures() == [told]
+        assert nodes.federation.departures() == []
+        nodes.put(back, "north", signer="n")
+        nodes.refresh()
+        assert nodes.names == {"north": back, "south": 2}
+    # In a run that goes on it is told again, after its clients had the time to come.
+    nodes.there = {2: nodes.there[2]}
+    again = nodes.resumed()
+    again.federation.gather(lambda *_: None)
+    assert again.federation.departures() == []
+    again.refresh()
+    assert again.federation.departures() == [told]
+
+
 def test_a_node_that_comes_back_under_the_name_of_another_is_neither() -> None:
     nodes = Nodes()
     nodes.put(1, "north", signer="n")

@@ -240,6 +240,16 @@ def test_figures_of_the_page_are_those_of_the_files(tmp_path: Path) -> None:
     stands_alone(page)
 
 
+def test_the_headline_says_how_many_of_the_clients_it_is_of(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run")
+    assert report(directory).says("mean ± std, round 6")
+    config, _, _ = load(directory)
+    about = config["clients"] | {"gone": {"samples": {}, "labels": None}}
+    (directory / "config.json").write_text(json.dumps(config | {"clients": about}))
+    assert report(directory).says("mean ± std over 5 of 6 clients, round 6")
+    assert client_table(read_run(directory)).splitlines()[0].endswith("round 6; the mean is over 5 of 6 clients")
+
+
 def test_rounds_to_quote_are_told_apart(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run")  # validation accuracy falls in the last round, test accuracy does not
     _, lines, _ = load(directory)

@@ -108,7 +108,8 @@ class FloretStrategy(Method, Strategy):
         norms: how large updates usually are.
         results: what each client did in this round, by name, in roster order.
         refused: client and reason of each reply that this round went on without.
-        notes: client and line of whatever clients reported besides, such as a damaged file.
+        notes: client and line of whatever is told besides: what a client reported, such as a damaged file; that it
+            is away.
         watcher: is told who is asked and who has answered, if there is one.
         protection: what the server does for privacy; None if nothing is protected.
     """

@@ -91,6 +91,11 @@ class Roster:
         """Return the clients whose nodes are connected, in order; before the first ``see`` all of them."""
         return [client for client in self if self._online is None or client.node_id in self._online]
 
+    def away(self) -> list[Client]:
+        """Return the known clients that are not ``present``, in order."""
+        here = {client.name for client in self.present()}
+        return [client for client in self if client.name not in here]
+
     def add(self, client: Client) -> None:
         """Add a client, or update a known one.
 
