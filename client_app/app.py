@@ -164,6 +164,12 @@ class Request:
             return within(own, config.num_classes) if self.protects else own
         raise FloretError("the node config names no data: it needs data-dir, or partition-id and num-partitions")
 
+    @property
+    def has_own_data(self) -> bool:
+        """Whether this client's data are those of its ``data-dir``, not a partition of the run's dataset."""
+        node = self.context.node_config
+        return "data-dir" in node and "partition-id" not in node
+
     @cached_property
     def own_seed(self) -> int | None:
         """The seed that divides and orders a node's own data; None for a partition of the run's, and in a simulation.
@@ -421,6 +427,7 @@ def describe(request: Request) -> RecordDict:
                     "input-shape": list(data.input_shape),
                     "class-names": list(data.class_names) if tells and (not policy or policy.class_names) else [],
                     "partitions": int(request.context.node_config.get("num-partitions", 0)),
+                    "own-data": request.has_own_data,
                 }
             )
         }

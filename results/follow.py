@@ -183,7 +183,7 @@ class Follower:
             resumed = [one for one in self._resumed if isinstance(one, dict)]
             about |= {
                 "method": run.method,
-                "dataset": run.setting("dataset"),
+                "dataset": run.dataset,
                 "words": [run.setting("model"), run.partition, f"seed {run.setting('seed')}"],
                 "started": run.started,
                 "resumed": [_whole(one.get("round")) for one in resumed],

@@ -174,7 +174,7 @@ def _comparison_page(runs: Sequence[Run]) -> dict[str, Any]:
 
     names = labels(runs)
     shared: dict[str, Callable[[Run], str]] = {
-        "dataset": lambda run: run.setting("dataset"),
+        "dataset": lambda run: run.dataset,
         "model": lambda run: run.setting("model"),
         "partition": lambda run: run.partition,
         "clients": lambda run: f"{len(run.client_names())} clients",

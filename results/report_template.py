@@ -141,10 +141,10 @@ RUN = """
 {% from "macros" import accuracy, spread, mb, chart, settings %}
 {% set figures = run.figures %}
 {% set fewer = last is not none and 0 < last.measured("before") < last.measured() %}
-{% block title %}{{ run.method }} on {{ run.setting("dataset") }}{% endblock %}
+{% block title %}{{ run.method }} on {{ run.dataset }}{% endblock %}
 {% block body %}
 <header>
-<h1>{{ run.method }} on {{ run.setting("dataset") }}</h1>
+<h1>{{ run.method }} on {{ run.dataset }}</h1>
 <p class="muted">{{ run.setting("model") }} · {{ run.partition }} · {{ clients | length }}
 client{{ "" if clients | length == 1 else "s" }} · {{ run.planned_rounds }}
 round{{ "" if run.planned_rounds == 1 else "s" }} · seed {{ run.setting("seed") }}</p>

@@ -15,13 +15,19 @@ from results.text import plain
 
 T = TypeVar("T")
 
+OWN_DATA = "each client's own data"
+
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's data: samples per split, and samples per class of its training split if labels are known."""
+    """One client's data: samples per split, and samples per class of its training split if labels are known.
+
+    ``own``: they are its own, not a partition of the run's dataset.
+    """
 
     samples: Mapping[str, int]
     labels: tuple[int, ...] | None
+    own: bool = False
 
 
 @dataclass(frozen=True)
@@ -34,19 +40,20 @@ class Milestone:
 
 @dataclass(frozen=True)
 class Summary:
-    """What ``summary.json`` says of a finished run; ``clients`` is their number."""
+    """What ``summary.json`` says of a finished run: of so many ``clients``, of which ``own`` have data of their own."""
 
     config: RunConfig
     clients: int
     figures: Figures
+    own: int = 0
 
     def to_json(self) -> Json:
         """Return the content of ``summary.json``."""
         return {
             "method": self.config.method,
-            "dataset": self.config.dataset,
+            "dataset": _data(self.config.dataset, self.own, self.clients),
             "model": self.config.model,
-            "partition": self.config.partition,
+            "partition": _data(self.config.partition, self.own, self.clients),
             "clients": self.clients,
             "rounds": self.config.rounds,
             "seed": self.config.seed,
@@ -111,6 +118,7 @@ class Run:
             str(name): ClientData(
                 samples={split: whole(count) for split, count in (client.get("samples") or {}).items()},
                 labels=None if client.get("labels") is None else tuple(whole(count) for count in client["labels"]),
+                own=bool(client.get("own")),
             )
             for name, client in (about.get("clients") or {}).items()
         }
@@ -154,10 +162,15 @@ class Run:
         return None if self.finished else f"unfinished: {self.last_round} of {self.planned_rounds} rounds"
 
     @property
+    def dataset(self) -> str:
+        """The dataset, or whose own data were used in its place."""
+        return _data(self.setting("dataset"), *self._own())
+
+    @property
     def partition(self) -> str:
         """The partition in words, such as ``"pathological, 2 classes per client"``."""
         if self.config.get("dataset") == "npz-clients":
-            return "each client's own data"
+            return OWN_DATA
         name = self.setting("partition")
         classes = f"{self._counted('classes-per-client', 'class', 'classes')} per client"
         words = {
@@ -169,7 +182,10 @@ class Run:
             "extreme": f"extreme, {classes}, the same or none in common",
             "shards": f"shards, {self._counted('shards-per-client', 'shard', 'shards')} per client",
         }
-        return words.get(name, name)
+        return _data(words.get(name, name), *self._own())
+
+    def _own(self) -> tuple[int, int]:
+        return sum(data.own for data in self.clients.values()), len(self.clients)
 
     def _counted(self, key: str, one: str, many: str) -> str:
         return f"{self.setting(key)} {one if self.config.get(key) == 1 else many}"
@@ -225,6 +241,13 @@ class Run:
         if top:
             found.append(Milestone("Best on test, only to compare with papers that report it", top))
         return found
+
+
+def _data(words: str, own: int, clients: int) -> str:
+    """Return what the run config says of the data, ``words``, as it holds where so many ``clients`` have their own."""
+    if not own:
+        return words
+    return OWN_DATA if own == clients else f"{words}, and own data of {own} of {clients} clients"
 
 
 def read_run(directory: Path) -> Run:

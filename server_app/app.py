@@ -115,7 +115,8 @@ def run(grid: Grid, context: Context) -> None:
         )
         seconds = checkpoint.seconds + time.perf_counter() - started
         figures = History(rounds, config.rounds, config.evaluate_every).figures(seconds)
-        summary = Summary(config, len(federation.roster), figures)
+        own = sum(client.own for client in federation.roster)
+        summary = Summary(config, len(federation.roster), figures, own)
         if simulated:
             export(grid, federation, directory.personal, session)
         finished = Run.of(directory.path, directory.about, rounds, figures)
@@ -229,6 +230,7 @@ def _about(federation: Federation, simulated: bool) -> dict[str, Any]:
             client.name: {
                 "samples": {"train": client.train, "validation": client.validation, "test": client.test},
                 "labels": labels[place] if labels else None,
+                **({"own": True} if client.own else {}),
             }
             for place, client in enumerate(federation.roster)
         },

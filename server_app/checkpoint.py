@@ -258,7 +258,7 @@ def _wrong_with(checkpoint: Checkpoint) -> str:
     for client in checkpoint.clients:
         counts = (client.node_id, client.train, client.validation, client.test)
         texts = (client.name, client.identity, client.key)
-        if {*map(type, texts)} != {str} or {*map(type, counts)} != {int}:
+        if {*map(type, texts)} != {str} or {*map(type, counts)} != {int} or type(client.own) is not bool:
             return "it has a client that is none"
     for name, array in checkpoint.arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():

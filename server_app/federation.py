@@ -231,7 +231,7 @@ class Federation:
             raise RefusedError(f"client {name}: {classes} classes, the model has {self.num_classes}; set num-classes")
         self._check_model(name, shape, max(self.num_classes, classes))
         back = name in self.roster
-        self.roster.add(Client(name, node, said.train, said.validation, said.test, said.identity, said.key))
+        self.roster.add(Client(name, node, said.train, said.validation, said.test, said.identity, said.key, said.own))
         self.input_shape, self.class_names = shape, names
         self.num_classes = max(self.num_classes, classes)
         self._partitions = max(self._partitions, said.partitions)

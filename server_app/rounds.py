@@ -63,7 +63,7 @@ def run_rounds(
     for line in history:
         trackers.round(line)
     begun = time.perf_counter() - checkpoint.seconds
-    known = sizes(federation)
+    known = data_of(federation)
     strategy.watcher = status
     strategy.summary()
     for server_round in range(checkpoint.round + 1, config.rounds + 1):
@@ -71,8 +71,8 @@ def run_rounds(
         status.round(server_round)
         status.phase("waiting for clients")
         _await_clients(federation)
-        if sizes(federation) != known:
-            known = sizes(federation)
+        if data_of(federation) != known:
+            known = data_of(federation)
             joined()
         if strategy.protection and strategy.protection.over(strategy.roster.present()):
             log.warning(
@@ -149,9 +149,10 @@ def restore(strategy: FloretStrategy, checkpoint: Checkpoint) -> None:
     strategy.session.resumed = (*checkpoint.resumed, checkpoint.round)
 
 
-def sizes(federation: Federation) -> dict[str, tuple[int, ...]]:
-    """Return the numbers of samples of the clients, by name."""
-    return {client.name: tuple(getattr(client, split) for split in ("train", *SPLITS)) for client in federation.roster}
+def data_of(federation: Federation) -> dict[str, tuple[int | bool, ...]]:
+    """Return what the clients say of their data, by name: the numbers of samples, and whether they are their own."""
+    said = ("train", *SPLITS, "own")
+    return {client.name: tuple(getattr(client, one) for one in said) for client in federation.roster}
 
 
 def _await_clients(federation: Federation) -> None:

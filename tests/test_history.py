@@ -1,16 +1,21 @@
 """The typed history: it is written as it was read, and one rule defines the rounds that measured all clients."""
 
+import html
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import Message
 
+from results.follow import Follower
 from results.history import ClientRound, History, Note, Refusal, Round, Scores, Traffic
 from results.report import write_report
 from results.run import read_run
 from tests.harness import federate, timeless
+
+PATHOLOGICAL = "pathological, 2 classes per client"
 
 
 def measured(number: int, names: str, *, trained: str | None = None, level: float = 0.5) -> Round:
@@ -146,6 +151,41 @@ def test_a_line_of_an_earlier_version_is_read() -> None:
     old = Round.from_json({"round": 1, "clients": {"a": {"trained": True, "after": {"test": 1}}}})
     assert old.clients["a"].after == Scores(1.0)
     assert (old.notes, old.refused, old.bytes, old.seconds) == ((), (), Traffic(), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("own", "dataset", "partition", "words"),
+    [
+        (0, "digits", "pathological", PATHOLOGICAL),
+        (1, *[f"{said}, and own data of 1 of 2 clients" for said in ("digits", "pathological", PATHOLOGICAL)]),
+        (2, *["each client's own data"] * 3),
+    ],
+)
+def test_data_of_the_nodes_are_not_called_those_of_the_run(
+    tmp_path: Path, own: int, dataset: str, partition: str, words: str
+) -> None:
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "query.describe":
+            said = reply.content.config_records["client"]
+            said["own-data"] = True
+            if message.metadata.dst_node_id >= 1000 + own:
+                del said["own-data"]  # as an earlier Floret says it
+        return reply
+
+    outcome = federate(tmp_path / "runs", 2, tamper=tamper, report=True, method="fedper", rounds=1, local_epochs=1)
+    assert (outcome.summary["dataset"], outcome.summary["partition"]) == (dataset, partition)
+    clients = json.loads((outcome.directory / "config.json").read_text())["clients"]
+    assert [name for name, client in clients.items() if client.get("own")] == ["0", "1"][:own]
+    run = read_run(outcome.directory)
+    assert (run.dataset, run.partition) == (dataset, words)
+    page = html.unescape((outcome.directory / "report.html").read_text())
+    assert f"<h1>fedper on {dataset}</h1>" in page
+    assert f"<title>fedper on {dataset}</title>" in page
+    assert f"mlp · {words} · 2\nclients" in page
+    follower = Follower(outcome.directory)
+    follower.look()
+    about = follower.news(0, 0)["about"]
+    assert (about["dataset"], about["words"][1]) == (dataset, words)
 
 
 def test_what_the_server_has_in_memory_is_what_its_files_say(tmp_path: Path) -> None:

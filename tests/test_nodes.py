@@ -320,7 +320,7 @@ def test_nodes_with_their_own_files_and_images(fedper: Plain, tmp_path: Path) ->
     assert [line["round"] for line in history] == list(range(1, 10))
     assert all(line["refused"] == [] for line in history)
     assert {"files", "pictures"} <= history[0]["clients"].keys()
-    assert summary["dataset"] == "digits"  # what the config says does not matter to nodes with their own data
+    assert summary["dataset"] == summary["partition"] == "each client's own data"
     reported = {name: entry["after"]["test"] for name, entry in history[-1]["clients"].items()}
     assert min(reported.values()) > 0.5
 
@@ -490,7 +490,7 @@ def test_what_describe_and_metrics_say(tmp_path: Path) -> None:
         "query.describe": named(
             "client",
             *("name", "identity", "train", "validation", "test"),
-            *("num-classes", "input-shape", "class-names", "partitions"),
+            *("num-classes", "input-shape", "class-names", "partitions", "own-data"),
         ),
         "query.plan": named("plan", "replace", "extractors", "heads"),
         "train": named("metrics", *accuracies, "loss", "seconds", "num-examples") | {("arrays: arrays",)},

@@ -555,6 +555,14 @@ def test_class_names_stay_if_the_policy_says_so(tmp_path: Path) -> None:
     assert described(site)["class-names"] == []
 
 
+def test_a_node_says_whose_its_data_are(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    assert described(site)["own-data"] is True
+    # The folder of the run's dataset is no data of its own.
+    site.node |= {"partition-id": 0, "num-partitions": 2}
+    assert described(site)["own-data"] is False
+
+
 def test_a_demo_node_reads_only_the_folder_of_its_own_command_line(tmp_path: Path) -> None:
     site = Site(tmp_path)
     secret = tmp_path / "secret"

@@ -155,6 +155,8 @@ DESCRIBE: list[tuple[Spoil, str]] = [
     (said("class-names", [1, 2]), "client 18: class-names is a list of length 2, not made of texts"),
     (said("identity", b"\xff"), "client 19: identity is a list of length 1, not made of texts"),
     (said("partitions", None), "client 20: partitions is None, not a whole number"),
+    (said("own-data", "yes"), "client 21: own-data is 'yes', not true or false"),
+    (said("own-data", 1), "client 22: own-data is 1, not true or false"),
 ]
 
 

@@ -500,13 +500,17 @@ def test_a_damaged_file_of_states_is_found(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    """Until mail had files of its own, it was what the strategy of UA-PDFL remembered."""
+    """Until mail had files of its own, it was what the strategy of UA-PDFL remembered; nor did a client say whose its
+    data are.
+    """
     content = save({"strategy/a/w": box(1)["w"], "strategy/a/unit": box(2)["w"], "strategy/b/w": box(3)["w"]})
     (tmp_path / "round-000004.safetensors").write_bytes(content)
-    manifest = {"round": 4, "lineage": "x", "resumed": [], "clients": [], "about": {}, "seconds": 1.0}
+    client = {"name": "a", "node_id": 5, "train": 10, "validation": 2, "test": 3, "identity": "id", "key": ""}
+    manifest = {"round": 4, "lineage": "x", "resumed": [], "clients": [client], "about": {}, "seconds": 1.0}
     write_manifest(tmp_path / "round-000004.json", manifest | {"bytes": len(content), "sha256": digest(content)})
     back, notes = Checkpoints(tmp_path).read()
     assert not notes
+    assert back.clients == [Client("a", 5, 10, 2, 3, "id", own=False)]
     assert not back.strategy
     assert {client: set(mail.tensors()) for client, mail in back.mail.items()} == {"a": {"w", "unit"}, "b": {"w"}}
     assert back.mail["b"].tensors()["w"][0] == 3
@@ -543,6 +547,7 @@ ODD: dict[str, Any] = {
     "no list of resumed": lambda c: c.update(resumed=7),
     "a client with other fields": lambda c: c.update(clients=[{"who": "a"}]),
     "a client with a number for a name": lambda c: c["clients"][0].update(name=7),
+    "a client whose data are whose is a number": lambda c: c["clients"][0].update(own=1),
     "clients as text": lambda c: c.update(clients="ab"),
     "files as text": lambda c: c.update(files="ab"),
     "a file elsewhere": lambda c: c["files"][0].update(name="../x"),

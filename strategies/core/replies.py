@@ -126,6 +126,7 @@ class Description:
         input_shape: of one sample.
         class_names: those of its labels from 0, or none.
         partitions: of how many the client is one in a simulation, else 0.
+        own: its data are its own, not a partition of the run's dataset; an earlier Floret does not say so.
     """
 
     name: str
@@ -138,6 +139,7 @@ class Description:
     class_names: tuple[str, ...]
     partitions: int
     key: str = ""
+    own: bool = False
 
     @classmethod
     def read(cls, message: Message, node: int, asked: str) -> Self:
@@ -165,6 +167,9 @@ class Description:
                 classes = whole("num-classes", said.get("num-classes"), 1, MOST_CLASSES)
                 names = texts("class-names", said.get("class-names"), classes, LONGEST_NAME)
                 (identity,) = texts("identity", [said.get("identity")], 1, LONGEST_NAME)
+                own = said.get("own-data", False)
+                if not isinstance(own, bool):
+                    raise RefusedError(f"own-data is {shown(own)}, not true or false")
                 proof = record_of(content, PROOF, ConfigRecord) if PROOF in content else None
                 return cls(
                     name=name,
@@ -177,6 +182,7 @@ class Description:
                     class_names=names,
                     partitions=whole("partitions", said.get("partitions"), 0, MOST_PARTITIONS),
                     key="" if proof is None else check(proof, asked, node, name),
+                    own=own,
                 )
             except FloretError as reason:
                 raise RefusedError(f"{who}: {reason}") from reason

@@ -21,6 +21,7 @@ class Client:
         train, validation, test: numbers of its samples.
         identity: the random text stored with its state.
         key: the fingerprint of its node's key, as ``common.proof`` checked it; empty if the node has none.
+        own: its data are its own, not a partition of the run's dataset.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Client:
     test: int
     identity: str = ""
     key: str = ""
+    own: bool = False
 
 
 class Roster:
