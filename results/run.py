@@ -22,7 +22,7 @@ OWN_DATA = "each client's own data"
 class ClientData:
     """One client's data: samples per split, and samples per class of its training split if labels are known.
 
-    ``own``: they are its own, not a partition of the run's dataset.
+    ``samples`` lacks what a client did not tell. ``own``: they are its own, not a partition of the run's dataset.
     """
 
     samples: Mapping[str, int]
@@ -116,7 +116,9 @@ class Run:
         )
         clients = {
             str(name): ClientData(
-                samples={split: whole(count) for split, count in (client.get("samples") or {}).items()},
+                samples={
+                    split: whole(count) for split, count in (client.get("samples") or {}).items() if count is not None
+                },
                 labels=None if client.get("labels") is None else tuple(whole(count) for count in client["labels"]),
                 own=bool(client.get("own")),
             )

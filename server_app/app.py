@@ -220,7 +220,10 @@ def _bring_back(
 
 
 def _about(federation: Federation, simulated: bool) -> dict[str, Any]:
-    """Return what ``config.json`` says of the clients; labels are counted in simulation only, from files here."""
+    """Return what ``config.json`` says of the clients; labels are counted in simulation only, from files here.
+
+    Numbers of samples that were not told are None.
+    """
     labels = None
     if simulated:
         labels = data.describe(federation.config, len(federation.roster)).label_counts.tolist()
@@ -228,7 +231,10 @@ def _about(federation: Federation, simulated: bool) -> dict[str, Any]:
         "num_classes": federation.num_classes,
         "clients": {
             client.name: {
-                "samples": {"train": client.train, "validation": client.validation, "test": client.test},
+                "samples": {
+                    split: getattr(client, split) if federation.told else None
+                    for split in ("train", "validation", "test")
+                },
                 "labels": labels[place] if labels else None,
                 **({"own": True} if client.own else {}),
             }

@@ -49,6 +49,7 @@ class Federation:
     Attributes:
         input_shape, num_classes, class_names: of the data of all clients.
         settled: the model is built, so a client with more classes comes too late.
+        told: the clients' numbers of samples are those that they have; a node that protects its data says other ones.
     """
 
     def __init__(self, grid: Grid, config: RunConfig) -> None:
@@ -60,6 +61,7 @@ class Federation:
         self.settled = False
         self._simulated = is_simulated(grid)
         self.roster = Roster(trusted=self._simulated)
+        self.told = self._simulated or not config.privacy.on
         self._partitions = 0
         self._pending: dict[str, _Question] = {}
         self._refused: dict[int, tuple[float, str]] = {}
@@ -236,7 +238,8 @@ class Federation:
         self.num_classes = max(self.num_classes, classes)
         self._partitions = max(self._partitions, said.partitions)
         if not self._simulated:
-            log.info("Client %s %s (%d training samples)", name, "is back" if back else "joined", said.train)
+            samples = f"{said.train} training samples" if self.told else "it does not tell its samples"
+            log.info("Client %s %s (%s)", name, "is back" if back else "joined", samples)
 
     def _check_model(self, name: str, shape: tuple[int, ...], classes: int) -> None:
         """Check that the model can be built for such inputs and so many classes.

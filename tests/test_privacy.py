@@ -1,6 +1,7 @@
 """Differential privacy: formulas by hand, gradients against autograd, what leaves a node, and attacks on the ledger."""
 
 import json
+import logging
 import math
 import os
 import re
@@ -51,6 +52,10 @@ from common.wire import from_record, to_record
 from data import ClientData
 from models import build_model
 from models.examples import check_examples
+from results.follow import CLIENT as CLIENT_COLUMNS
+from results.follow import Follower
+from results.run import read_run
+from results.text import MISSING
 from server_app.checkpoint import Checkpoints
 from server_app.rounds import PRIVACY
 from server_app.settings import read_config
@@ -62,6 +67,7 @@ from tests.harness import federate, kept, run_config, timeless
 from tests.local import Local
 from tests.test_losses import Halted
 from tests.test_policy import CLASSES, Site, arrays_of, described, initial, metrics_of, shared
+from tests.test_report import Page
 
 EXAMPLE: dict[str, Any] = {"privacy__unit": "example", "num_classes": 10}
 CLIENT: dict[str, Any] = {"privacy__unit": "client", "num_classes": 10}
@@ -539,6 +545,33 @@ def test_what_a_protected_client_measures_stays_with_it(tmp_path: Path, unit: st
     assert metrics_of(site.ask("evaluate", {}, **keys)) == {"num-examples": 1}
     # Without protection they leave as the policy says.
     assert {"after.test", "loss", "seconds"} <= metrics_of(site.ask("train", shared(initial()))).keys()
+
+
+@pytest.mark.parametrize("unit", ["client", "example"])
+def test_numbers_of_samples_that_were_not_told_are_not_made_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, unit: str
+) -> None:
+    keys: dict[str, Any] = {"method": "fedper", "rounds": 1, "num_classes": 10}
+    with caplog.at_level(logging.INFO, "flwr"):
+        outcome = federate(tmp_path / "runs", 2, report=True, privacy__unit=unit, **keys)
+    assert "Client 0 joined (it does not tell its samples)" in caplog.messages
+    about = json.loads((outcome.directory / "config.json").read_text())
+    assert about["clients"]["0"]["samples"] == {"train": None, "validation": None, "test": None}
+    run = read_run(outcome.directory)
+    assert run.samples == 0
+    page = Page(outcome.directory / "report.html")
+    assert not page.says("Samples of each client")
+    assert [row[3:6] for row in page.body("clients")] == [[MISSING] * 3] * 2
+    follower = Follower(outcome.directory)
+    follower.look()
+    assert [row[CLIENT_COLUMNS.index("samples")] for row in follower.news(0, 0)["clients"]] == [None, None]
+    # Those of a simulation are the user's own.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("server_app.federation.is_simulated", lambda _: True)
+        patch.setattr("client_app.app.in_simulation", lambda: True)
+        simulated = federate(tmp_path / "simulated", 2, privacy__unit=unit, **keys)
+    about = json.loads((simulated.directory / "config.json").read_text())
+    assert all(count > 1 for client in about["clients"].values() for count in client["samples"].values())
 
 
 def test_a_client_that_protects_itself_checks_what_the_server_should_have_checked(tmp_path: Path) -> None:

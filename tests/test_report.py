@@ -250,6 +250,20 @@ def test_the_headline_says_how_many_of_the_clients_it_is_of(tmp_path: Path) -> N
     assert client_table(read_run(directory)).splitlines()[0].endswith("round 6; the mean is over 5 of 6 clients")
 
 
+def test_samples_that_were_not_told_are_a_dash(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run", labels_known=False)
+    assert report(directory).says("Samples of each client")
+    config, _, _ = load(directory)
+    untold = dict.fromkeys(("train", "validation", "test"))
+    clients = {name: {"samples": untold, "labels": None} for name in config["clients"]}
+    (directory / "config.json").write_text(json.dumps(config | {"clients": clients}))
+    page = report(directory)
+    assert not page.says("Samples of each client")
+    dash = "\N{EN DASH}"
+    assert [row[3:6] for row in page.body("clients")] == [[dash] * 3] * 5
+    assert client_table(read_run(directory)).splitlines()[4].split()[-2:] == [dash] * 2
+
+
 def test_rounds_to_quote_are_told_apart(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run")  # validation accuracy falls in the last round, test accuracy does not
     _, lines, _ = load(directory)
