@@ -1409,6 +1409,22 @@ DEFECTS: list[Defect] = [
         ),
     ),
     *_of(
+        "figures",
+        "results/run.py",
+        (
+            "the headline is over all clients, whoever was measured",
+            "if 0 < measured < known else",
+            "if False else",
+            "tests/test_report.py::test_the_headline_says_how_many_of_the_clients_it_is_of",
+        ),
+        (
+            "own data are called the run's dataset",
+            "    if not own:\n        return words\n",
+            "    if True:\n        return words\n",
+            "tests/test_history.py::test_data_of_the_nodes_are_not_called_those_of_the_run",
+        ),
+    ),
+    *_of(
         "delivery",
         "server_app/delivery.py",
         (
@@ -1474,6 +1490,12 @@ DEFECTS: list[Defect] = [
             "deadline = time.monotonic() + self.config.round_timeout\n        enough",
             "deadline = time.monotonic() + 60.0\n        enough",
             f"{KEYS}::test_a_start_waits_no_longer_than_round_timeout",
+        ),
+        (
+            "who goes away is not told",
+            "            if name not in self._away:\n",
+            "            if False:\n",
+            "tests/test_names.py::test_who_goes_away_is_told_once_each_time",
         ),
     ),
     *_of(
@@ -2502,6 +2524,16 @@ DEFECTS: list[Defect] = [
             "return {name: array.astype(np.float64) * min(1.0, bound / max(norm_of({name: array}), 1e-9)) "
             "for name, array in arrays.items()}",
             f"{PRIVATE}::test_clipping_of_a_whole_update_by_hand",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "server_app/federation.py",
+        (
+            "numbers of samples that were not told are told",
+            "self.told = self._simulated or not config.privacy.on",
+            "self.told = True",
+            "tests/test_privacy.py::test_numbers_of_samples_that_were_not_told_are_not_made_up",
         ),
     ),
     *_of(
