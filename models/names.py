@@ -1,9 +1,11 @@
 """Which tensors of a model are shared: parts by name, batch normalisation by module type."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from common.config import one_of
 
 Part = Literal["model", "extractor", "head", "model-without-batch-norm", "nothing"]
 
@@ -29,7 +31,13 @@ def tensor_names(model: nn.Module, part: Part, batch_norm: str = "shared") -> li
         part: what the method shares.
         batch_norm: the policy for running statistics, ``"shared"`` or ``"local"``. The counter
             ``num_batches_tracked`` is never sent: nothing in Floret reads it.
+
+    Raises:
+        ValueError: there is no such part.
     """
+    wrong = one_of(part, get_args(Part))
+    if wrong:
+        raise ValueError(f"part = {part!r}: {wrong}")
     names = [name for name in model.state_dict() if not name.endswith("num_batches_tracked")]
     if part in ("extractor", "head"):
         names = [name for name in names if name.startswith(part + ".")]

@@ -58,6 +58,22 @@ def test_bytes_are_those_of_the_formula(tmp_path: Path, method: str, scalars: in
     assert outcome.summary["bytes"] == {"up": 2 * 4 * 4 * scalars, "down": 2 * 4 * 4 * scalars}
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("shares", "extractors", "shares = 'extractors': must be one of model, extractor, head, model-without-batch-"),
+        ("shares", "none", "shares = 'none': must be one of model, extractor, head, model-without-batch-norm, nothing"),
+        ("head", "lats", "head = 'lats': must be one of last, linear (did you mean 'last'?)"),
+        ("protects", frozenset({"clients"}), "protects = frozenset({'clients'}): must be a frozenset of ['client', "),
+        ("protects", "client", "protects = 'client': must be a frozenset of ['client', 'example']"),
+    ],
+)
+def test_a_typo_in_what_a_method_says_of_itself_is_refused(name: str, value: object, line: str) -> None:
+    with pytest.raises(FloretError) as error:
+        type("Mine", (FloretStrategy,), {"__module__": "strategies.mine", name: value})
+    assert str(error.value).startswith(f"strategies.mine.Mine: {line}")
+
+
 def test_fedproto_sends_its_own_classes_and_gets_those_that_exist(tmp_path: Path) -> None:
     outcome = federate(tmp_path, method="fedproto", classes_per_client=2)
     config = read_config(run_config(tmp_path, method="fedproto"))[0]

@@ -86,6 +86,11 @@ def test_the_split_changes_names_and_nothing_else(name: str, head_layers: int) -
     assert (tensor_names(split, "head") == ["head.weight", "head.bias"]) == (head_layers == 1)
 
 
+def test_an_unknown_part_is_none() -> None:
+    with pytest.raises(ValueError, match=r"part = 'extractors': must be one of .* \(did you mean 'extractor'\?\)"):
+        tensor_names(make("mlp"), "extractors")  # type: ignore[arg-type]
+
+
 def test_a_head_of_two_layers_keeps_their_names() -> None:
     names = tensor_names(make("cnn2", head_layers=2), "head")
     assert names == ["head.fc1.weight", "head.fc1.bias", "head.fc.weight", "head.fc.bias"]

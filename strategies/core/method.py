@@ -3,16 +3,18 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import nn
 
-from common.config import RunConfig, read_keys
-from common.errors import ConfigError
+from common.config import RunConfig, one_of, read_keys
+from common.errors import ConfigError, FloretError
 from common.seeds import torch_generator
 from common.tensors import Specs, TensorSpec
 from models import Head, Part, SplitModel, initialise, output_widths, tensor_names
+
+_UNITS = frozenset({"client", "example"})
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,21 @@ class Method:
     head: ClassVar[Head] = "last"
     Parameters: ClassVar[type | None] = None
     protects: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Check what a method says of itself: one that shares an unknown part would share what it should keep.
+
+        Raises:
+            FloretError: an attribute has a value that it cannot have.
+        """
+        super().__init_subclass__(**kwargs)
+        where = f"{cls.__module__}.{cls.__qualname__}"
+        for name, value, values in (("shares", cls.shares, get_args(Part)), ("head", cls.head, get_args(Head))):
+            wrong = one_of(value, values)
+            if wrong:
+                raise FloretError(f"{where}: {name} = {value!r}: {wrong}")
+        if not isinstance(cls.protects, frozenset) or not cls.protects <= _UNITS:
+            raise FloretError(f"{where}: protects = {cls.protects!r}: must be a frozenset of {sorted(_UNITS)}")
 
     @classmethod
     def check_protects(cls, config: RunConfig) -> None:
