@@ -127,7 +127,10 @@ def read_keys(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
             kwargs[item.name] = read_keys(item.type, values, f"{key}.")
             continue
         if key not in values:
-            raise ConfigError(f"{key} is missing from the run config")
+            table = f"[tool.flwr.app.config{'.' if prefix else ''}{prefix.rstrip('.')}]"
+            raise ConfigError(
+                f"{key} is missing from the run config: it has no default; add one to {table} in pyproject.toml"
+            )
         kwargs[item.name] = _read(item, key, values[key])
     return kind(**kwargs)
 

@@ -1,9 +1,10 @@
 """The run config, read once at the start and checked as a whole."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
-from common.config import RunConfig, one_of, own_keys, read_keys
+from common.config import RunConfig, check_known, key_of, one_of, own_keys, read_keys
 from common.errors import ConfigError
 from common.registry import load_class
 from models import MODELS
@@ -16,7 +17,8 @@ def read_config(values: Mapping[str, Any]) -> tuple[RunConfig, type[FloretStrate
     """Return the run config, the strategy of its method, and the method's own parameters (None if it has none).
 
     Raises:
-        ConfigError: a key has a value that cannot be used; one line names key, value and choices.
+        ConfigError: a key has a value that cannot be used, or one of the method's table is none of its parameters; one
+            line names key, value and choices.
     """
     config = read_keys(RunConfig, values)
     for key, value, names in (("method", config.method, METHODS), ("model", config.model, MODELS)):
@@ -27,8 +29,11 @@ def read_config(values: Mapping[str, Any]) -> tuple[RunConfig, type[FloretStrate
     if wrong:
         raise ConfigError(f"tracker = {config.tracker!r}: {wrong}, or empty")
     strategy = load_class("strategies", config.method, FloretStrategy)
-    parameters = read_keys(strategy.Parameters, values, f"{config.method}.") if strategy.Parameters else None
-    return config, strategy, parameters
+    table, kind = f"{config.method}.", strategy.Parameters
+    own = {key: value for key, value in values.items() if key.startswith(table)}
+    known = [table + key_of(item.name) for item in fields(kind)] if kind else []
+    check_known(own, known, f"the Parameters of {config.method}", "docs/methods.md")
+    return config, strategy, strategy.read_parameters(config.method, own)
 
 
 # Keys that may differ when a run is resumed: none changes the rounds that are made, but as docs/configuration.md says

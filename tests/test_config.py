@@ -92,6 +92,40 @@ def test_the_defaults_of_every_method_are_valid_and_belong_to_a_method() -> None
     assert {key for key in values if "." in key and not key.startswith("privacy.")} == read
 
 
+@pytest.mark.parametrize(
+    ("method", "before", "now", "line"),
+    [
+        (
+            "fedprox",
+            "fedprox.mu",
+            "",
+            "fedprox.mu is missing from the run config: it has no default; add one to [tool.flwr.app.config.fedprox] in "
+            "pyproject.toml",
+        ),
+        (
+            "fedprox",
+            "fedprox.mu",
+            "fedprox.muu",
+            "fedprox.muu is not a key of the Parameters of fedprox (did you mean 'fedprox.mu'?)",
+        ),
+        ("fedavg", "", "fedavg.mu", "fedavg.mu is not a key of the Parameters of fedavg; see docs/methods.md"),
+        (
+            "fedavg",
+            "rounds",
+            "",
+            "rounds is missing from the run config: it has no default; add one to [tool.flwr.app.config] in "
+            "pyproject.toml",
+        ),
+    ],
+)
+def test_a_table_of_defaults_that_is_not_that_of_the_method(method: str, before: str, now: str, line: str) -> None:
+    values = default_config(ROOT) | {"method": method}
+    values.pop(before, None)
+    with pytest.raises(ConfigError) as error:
+        read_config(values | ({now: 1.0} if now else {}))
+    assert str(error.value) == line
+
+
 def test_what_may_be_infinite(tmp_path: Path) -> None:
     for method, key in (("criticalfl", "delta"), ("ua-pdfl", "th")):
         values = run_config(tmp_path, method=method) | {f"{method}.{key}": inf}
