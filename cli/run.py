@@ -44,11 +44,11 @@ def run(engine: str, kernels: str, arguments: tuple[str, ...]) -> None:
         raise click.UsageError(
             f"--kernels {kernels}: the SuperLink's processes are running already; use --engine local"
         )
+    from cli.checks import check_setup
     from common.extras import require
     from common.local_superlink import check_local_superlink, simulated_clients, use_own_commands
     from results.trackers import trackers_of
     from server_app.settings import read_config
-    from server_app.setup import check_setup
 
     places, texts, rest = split_arguments(arguments)
     app = Path(places[0] if places else ".")

@@ -132,8 +132,8 @@ class TableOptions:
         Raises:
             FloretError: the engine cannot be used.
         """
+        from cli.checks import check_run
         from results.runs import Runs, engine_of
-        from server_app.setup import check_run
 
         engine = engine_of(self.engine, self.app, self.superlink, self.kernels, self.jobs)
         return Runs(self.app, self.output, check_run, engine)

@@ -3,6 +3,8 @@
 import importlib
 from typing import TypeVar
 
+from common.errors import FloretError, one_line
+
 T = TypeVar("T")
 
 
@@ -10,16 +12,23 @@ def load_class(package: str, method: str, base: type[T]) -> type[T]:
     """Return the class derived from ``base`` that the module of ``method`` in ``package`` defines.
 
     Raises:
-        TypeError: the module defines no such class or several.
+        FloretError: the module is not there or cannot be imported, or it defines no such class or several.
     """
-    module = importlib.import_module(f"{package}.{method.replace('-', '_')}")
+    name = f"{package}.{method.replace('-', '_')}"
+    file, needed = f"{name.replace('.', '/')}.py", f"must define one class derived from {base.__name__}"
+    try:
+        module = importlib.import_module(name)
+    except FloretError:
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            raise FloretError(f"{file}: is not there; it {needed}") from error
+        raise FloretError(f"{file}: cannot be imported ({type(error).__name__}: {one_line(error)})") from error
     found = [
         value
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, base) and value.__module__ == module.__name__
     ]
     if len(found) != 1:
-        raise TypeError(
-            f"{module.__name__} must define one class derived from {base.__name__}, it defines {len(found)}"
-        )
+        raise FloretError(f"{file}: {needed}, it defines {', '.join(kind.__name__ for kind in found) or 'none'}")
     return found[0]

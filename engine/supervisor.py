@@ -17,8 +17,10 @@ import torch
 from flwr.app import Context, RecordDict
 
 import data
+from client_app.client import FloretClient
 from common.errors import ConfigError, FloretError
 from common.forks import fork
+from common.registry import load_class
 from common.resources import count_gpus
 from engine.display import display
 from engine.grid import EngineGrid
@@ -52,6 +54,7 @@ def prepare(plan: Plan) -> None:
             "client-resources-num-cpus in --federation-config"
         )
     check_setup(config, kind, parameters, plan.resources.clients)
+    load_class("client_app.methods", config.method, FloretClient)
     if not any(plan.resources.gpus):
         share = "client-resources-num-gpus=0.25 in --federation-config lets four share one"
         if config.device.startswith("cuda"):

@@ -1,6 +1,5 @@
 """Build a run's strategy and model from its config, and check them: on the server, and by ``floret`` before a run."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import data
@@ -8,7 +7,6 @@ from common.config import RunConfig
 from common.errors import ConfigError
 from common.seeds import torch_generator
 from models import build_model, head_layers
-from server_app.settings import read_config
 from strategies.core import FloretStrategy, Roster, Session, Setup, StrategySetting, aggregate_of
 
 
@@ -63,8 +61,3 @@ def check_setup(config: RunConfig, kind: type[FloretStrategy], parameters: Any, 
     shape, classes = outline.input_shape, outline.num_classes
     roster, session = Roster(), Session("")
     build_strategy(config, kind, parameters, shape, classes, roster=roster, session=session, initialised=False)
-
-
-def check_run(values: Mapping[str, Any], clients: int | None) -> None:
-    """Check a whole run config; arguments and errors as of ``read_config`` and ``check_setup``."""
-    check_setup(*read_config(values), clients)

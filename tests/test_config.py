@@ -99,8 +99,8 @@ def test_the_defaults_of_every_method_are_valid_and_belong_to_a_method() -> None
             "fedprox",
             "fedprox.mu",
             "",
-            "fedprox.mu is missing from the run config: it has no default; add one to [tool.flwr.app.config.fedprox] in "
-            "pyproject.toml",
+            "fedprox.mu is missing from the run config: it has no default; add one to [tool.flwr.app.config.fedprox] "
+            "in pyproject.toml",
         ),
         (
             "fedprox",

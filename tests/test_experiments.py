@@ -20,6 +20,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from cli.checks import check_run
 from cli.main import floret
 from common.config import own_keys
 from common.errors import ConfigError, FloretError
@@ -32,7 +33,6 @@ from results.measured import GLOBAL_MODEL, READINGS, Accuracies, MeasuredRun, Re
 from results.runs import Job, LocalEngine, RayEngine, Runs, RunSpec, commit, run_missing
 from results.tables import ExperimentResults, environment_notes
 from server_app.settings import read_config
-from server_app.setup import check_run
 from strategies import METHODS
 from strategies.core import FloretStrategy
 from tests.conftest import PATIENCE

@@ -24,6 +24,7 @@ from PIL import Image
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from cli.checks import check_run
 from cli.main import floret
 from client_app.app import Request
 from client_app.batches import Batch
@@ -59,7 +60,7 @@ from results.text import MISSING
 from server_app.checkpoint import Checkpoints
 from server_app.rounds import PRIVACY
 from server_app.settings import read_config
-from server_app.setup import build_strategy, check_run
+from server_app.setup import build_strategy
 from strategies import METHODS
 from strategies.core import Client, FloretStrategy, Roster, Session
 from strategies.core.protection import PrivateMean, Protection

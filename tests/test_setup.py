@@ -1,5 +1,6 @@
 """Checks before a run begins: the server and ``floret run`` report an error in the same line."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import client_app.methods
 import data
+from cli.checks import check_run
+from cli.main import main
 from common.errors import FloretError
+from engine.plan import Plan
+from engine.supervisor import prepare
 from results.runs import Job, LocalEngine, Runs, RunSpec, run_missing
 from server_app.settings import read_config
-from server_app.setup import check_run, check_setup
+from server_app.setup import check_setup
 from tests.harness import ROOT, federate, run_config
 
 
@@ -71,6 +77,52 @@ def wrong(tmp_path: Path, clients: int | None = 10, **keys: Any) -> str:
 )
 def test_what_cannot_work_is_one_line(tmp_path: Path, keys: dict[str, Any], line: str) -> None:
     assert line in wrong(tmp_path, **keys)
+
+
+HALF = "from client_app.client import FloretClient\n\n\nclass A(FloretClient):\n    pass\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (None, "is not there; it must define one class derived from FloretClient"),
+        ("class A:\n", "cannot be imported (IndentationError: expected an indented block "),
+        ("import nowhere\n", "cannot be imported (ModuleNotFoundError: No module named 'nowhere')"),
+        ("class A:\n    pass\n", "must define one class derived from FloretClient, it defines none"),
+        (f"{HALF}\n\nclass B(A):\n    pass\n", "must define one class derived from FloretClient, it defines A, B"),
+    ],
+)
+def test_a_client_half_that_no_client_could_use_is_told_before_the_start(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    content: str | None,
+    line: str,
+) -> None:
+    methods = tmp_path / "methods"
+    methods.mkdir()
+    if content is not None:
+        (methods / "fedper.py").write_text(content)
+    monkeypatch.setattr(client_app.methods, "__path__", [str(methods)])
+    monkeypatch.setattr(client_app.methods, "fedper", None, raising=False)
+    monkeypatch.setitem(sys.modules, "client_app.methods.fedper", client_app.methods)
+    del sys.modules["client_app.methods.fedper"]
+    line = f"client_app/methods/fedper.py: {line}"
+    with pytest.raises(FloretError) as error:
+        check_run(run_config(tmp_path, method="fedper"), 4)
+    assert str(error.value).startswith(line)
+    plan = Plan.of(run_config(tmp_path, method="fedper"), ["num-supernodes=4"])
+    with pytest.raises(FloretError) as error:
+        prepare(plan)
+    assert str(error.value).startswith(line)
+    # Where Flower's folder cannot be: had the check passed, it could not start anything.
+    (tmp_path / "flwr").touch()
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
+    monkeypatch.setattr(sys, "argv", ["floret", "run", str(ROOT), "-c", 'method="fedper"'])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capfd.readouterr().err.startswith(f"floret: {line}")
 
 
 def test_of_real_nodes_only_the_names_are_checked(tmp_path: Path) -> None:

@@ -1,0 +1,26 @@
+"""What is checked of a run before it starts: all that needs no clients, and that the method has a client half."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from client_app.client import FloretClient
+from common.config import RunConfig
+from common.registry import load_class
+from server_app import setup
+from server_app.settings import read_config
+from strategies.core import FloretStrategy
+
+
+def check_setup(config: RunConfig, kind: type[FloretStrategy], parameters: Any, clients: int | None) -> None:
+    """Check a config as ``server_app.setup.check_setup`` does, and the client half, without which no client answers.
+
+    Raises:
+        FloretError: one line that names the key or the file, and what would be right.
+    """
+    setup.check_setup(config, kind, parameters, clients)
+    load_class("client_app.methods", config.method, FloretClient)
+
+
+def check_run(values: Mapping[str, Any], clients: int | None) -> None:
+    """Check a whole run config; arguments and errors as of ``read_config`` and ``check_setup``."""
+    check_setup(*read_config(values), clients)
