@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from cli.paths import NamedPath
 from cli.ranges import WholeRange
 from common.durable import write_whole
 from common.errors import FloretError, one_line
@@ -25,7 +26,7 @@ _DNS_NAME = re.compile(r"(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)(\.[A
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("directory", metavar="DIR", type=NamedPath(file_okay=False))
 @click.option(
     "--host", "hosts", multiple=True, metavar="NAME_OR_IP", help="What nodes call the SuperLink by; repeatable."
 )

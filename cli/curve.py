@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from cli.paths import NamedPath
 from common.errors import FloretError
 
 
@@ -21,7 +22,7 @@ from common.errors import FloretError
     "--output",
     "-o",
     required=True,
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     metavar="FILE",
     help="Writes FILE.svg, FILE.md and FILE.json.",
 )

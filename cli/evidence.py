@@ -4,21 +4,19 @@ from pathlib import Path
 
 import click
 
+from cli.paths import NamedPath
+
 
 @click.command()
-@click.argument(
-    "folder", metavar="[FOLDER]", default="docs/results", type=click.Path(path_type=Path, exists=True, file_okay=False)
-)
+@click.argument("folder", metavar="[FOLDER]", default="docs/results", type=NamedPath(exists=True, file_okay=False))
 @click.option(
     "--experiments",
     default="experiments",
     show_default=True,
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=NamedPath(exists=True, file_okay=False),
     help="The folder of the tables' files.",
 )
-@click.option(
-    "--app", default=".", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Floret's folder."
-)
+@click.option("--app", default=".", type=NamedPath(exists=True, file_okay=False), help="Floret's folder.")
 def evidence(folder: Path, experiments: Path, app: Path) -> None:
     """Write what results say of the papers' claims: a section of FOLDER/README.md, evidence.svg and claims.md.
 

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import click
 
+from cli.paths import NamedPath
 from cli.table_options import TableOptions, table_options, tell_kept
 from common.durable import locked
 from common.errors import FloretError
 
 
 @click.command()
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("file", metavar="FILE", type=NamedPath())
 @click.option("--grid", "grids", multiple=True, required=True, metavar="KEY=[...]", help="Values of a key; repeatable.")
 @table_options
 def fit(file: Path, grids: tuple[str, ...], options: TableOptions) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from cli.paths import NamedPath
 from cli.ranges import NumberRange, WholeRange
 from common.errors import FloretError
 from common.home import floret_home
@@ -15,19 +16,19 @@ from common.home import floret_home
 @click.option("--client-name", required=True, help="The name that this client goes by, on whatever machine.")
 @click.option(
     "--data-dir",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     help="Own data: train.npz and test.npz, or image folders; with --partition the run's dataset.",
 )
 @click.option("--partition", metavar="I/N", help="Not own data: partition I of N of the run's dataset, from 0.")
-@click.option("--state-dir", type=click.Path(path_type=Path), help="Where personal models stay. [~/.floret/state]")
-@click.option("--root-certificates", type=click.Path(path_type=Path), help="The CA of the SuperLink's certificate.")
-@click.option("--key", type=click.Path(path_type=Path), help="This node's private key, where the SuperLink wants one.")
+@click.option("--state-dir", type=NamedPath(), help="Where personal models stay. [~/.floret/state]")
+@click.option("--root-certificates", type=NamedPath(), help="The CA of the SuperLink's certificate.")
+@click.option("--key", type=NamedPath(), help="This node's private key, where the SuperLink wants one.")
 @click.option("--insecure", is_flag=True, help="No TLS: anyone on the network can read and alter what travels.")
 @click.option("--device", help="auto, cpu, cuda, cuda:1, ... instead of the run's.")
 @click.option("--max-wait", type=NumberRange(min=0), help="Give up after so many seconds without a SuperLink.")
 @click.option("--keep-runs", type=WholeRange(min=1), help="Keep the models of so many runs that came first. [8]")
 @click.option("--keep-gb", type=WholeRange(min=1), help="For all versions of a client in a federation. [20]")
-@click.option("--policy", type=click.Path(path_type=Path), help="What may run here and leave; see floret policy.")
+@click.option("--policy", type=NamedPath(), help="What may run here and leave; see floret policy.")
 @click.option(
     "--keep-warm",
     type=NumberRange(min=0),

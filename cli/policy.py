@@ -5,9 +5,11 @@ from pathlib import Path
 
 import click
 
+from cli.paths import NamedPath
+
 
 @click.command()
-@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.argument("file", required=False, type=NamedPath())
 @click.option("--partition", is_flag=True, help="Of a node with a partition of the run's dataset.")
 @click.option("--run-config", "-c", multiple=True, help="Say whether this run would be permitted, too.")
 def policy(file: Path | None, partition: bool, run_config: tuple[str, ...]) -> None:

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import click
 
+from cli.paths import NamedPath
 from cli.ranges import NumberRange
 from common.home import floret_home
 
 
 @click.command()
 @click.option("--client-name", help="Of this client only.")
-@click.option("--state-dir", type=click.Path(path_type=Path), help="As of floret node. [default: ~/.floret/state]")
+@click.option("--state-dir", type=NamedPath(), help="As of floret node. [default: ~/.floret/state]")
 @click.option("--delta", type=NumberRange(0, 1, min_open=True, max_open=True), default=1e-5, show_default=True)
 @click.option("--lines", is_flag=True, help="Every line of the ledgers.")
 def privacy(client_name: str | None, state_dir: Path | None, delta: float, lines: bool) -> None:

@@ -4,14 +4,13 @@ from pathlib import Path
 
 import click
 
+from cli.paths import NamedPath
 from common.errors import FloretError
 
 
 @click.command()
 @click.argument("sweeps", metavar="NAME=FOLDER...", nargs=-1, required=True)
-@click.option(
-    "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="A Markdown file."
-)
+@click.option("--output", "-o", type=NamedPath(dir_okay=False), metavar="FILE", help="A Markdown file.")
 def rank(sweeps: tuple[str, ...], output: Path | None) -> None:
     """Rank the methods of sweeps over method and seed.
 

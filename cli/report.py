@@ -4,12 +4,12 @@ from pathlib import Path
 
 import click
 
+from cli.paths import NamedPath
+
 
 @click.command()
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Where to write the page."
-)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=NamedPath())
+@click.option("--output", "-o", type=NamedPath(dir_okay=False), metavar="FILE", help="Where to write the page.")
 def report(runs: tuple[Path, ...], output: Path | None) -> None:
     """Write the report of a run, or compare several.
 

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import click
 
+from cli.paths import NamedPath
 from cli.table_options import TableOptions, table_options, tell_kept
 from common.durable import locked
 from common.errors import FloretError
 
 
 @click.command()
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=NamedPath())
 @click.option("--report", is_flag=True, help="Write a page with tables and curves, too.")
 @table_options
 def reproduce(files: tuple[Path, ...], report: bool, options: TableOptions) -> None:

@@ -119,7 +119,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], lis
     """Return the app and SuperLink among the arguments of `flwr run`, its run configs, and all but the run configs.
 
     Raises:
-        click.UsageError: the last one is an option without its value.
+        click.UsageError: one is empty, or the last one is an option without its value.
     """
     places: list[str] = []
     texts: list[str] = []
@@ -133,6 +133,8 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], lis
         return found
 
     for argument in remaining:
+        if not argument:
+            raise click.UsageError("an argument is empty; name the app's folder, such as . for the working directory")
         option, _, value = argument.partition("=")
         if argument in ("--run-config", "-c"):
             texts.append(value_of(argument, "'rounds=10'"))

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from cli.paths import NamedPath
 from common.errors import FloretError
 from common.home import floret_home
 
@@ -17,9 +18,7 @@ def _of_personal(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--client-name", help="Whose model; needed only if there are several."),
         click.option("--method", help="Of which method; needed only if there are several."),
         click.option("--federation", default="default", show_default=True, help="As in the run config."),
-        click.option(
-            "--state-dir", type=click.Path(path_type=Path), help="As of floret node. [default: ~/.floret/state]"
-        ),
+        click.option("--state-dir", type=NamedPath(), help="As of floret node. [default: ~/.floret/state]"),
     ):
         command = option(command)
     return command
@@ -31,10 +30,10 @@ def _of_personal(command: Callable[..., None]) -> Callable[..., None]:
     "--input",
     "source",
     required=True,
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     help="npz with x; image; folder of images; txt, a text a line.",
 )
-@click.option("--output", type=click.Path(path_type=Path), help="Write the CSV here instead of showing it.")
+@click.option("--output", type=NamedPath(), help="Write the CSV here instead of showing it.")
 def predict(source: Path, output: Path | None, **which: Any) -> None:
     """Classify inputs with a client's personal model, also while a federation is going on.
 
@@ -71,7 +70,7 @@ def predict(source: Path, output: Path | None, **which: Any) -> None:
 
 @click.command()
 @_of_personal
-@click.option("--output", required=True, type=click.Path(path_type=Path), help="model.pt2, or model.onnx.")
+@click.option("--output", required=True, type=NamedPath(), help="model.pt2, or model.onnx.")
 def export(output: Path, **which: Any) -> None:
     """Write a client's personal model as one file that needs no Floret.
 

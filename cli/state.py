@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from cli.paths import NamedPath
 from cli.ranges import WholeRange
 from common.errors import FloretError
 from common.home import floret_home
@@ -16,9 +17,7 @@ def _of_states(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--client-name", help="Of this client only."),
         click.option("--method", help="Of this method only."),
         click.option("--federation", help="Of this federation only."),
-        click.option(
-            "--state-dir", type=click.Path(path_type=Path), help="As of floret node. [default: ~/.floret/state]"
-        ),
+        click.option("--state-dir", type=NamedPath(), help="As of floret node. [default: ~/.floret/state]"),
     ):
         command = option(command)
     return command

@@ -5,11 +5,12 @@ from pathlib import Path
 import click
 
 from cli.engines import engine_options, jobs_option, kernels_option
+from cli.paths import NamedPath
 from common.errors import FloretError
 
 
 @click.command()
-@click.argument("app", default=".", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("app", default=".", type=NamedPath(exists=True, file_okay=False))
 @click.option("--grid", "grids", multiple=True, required=True, metavar="KEY=[...]", help="Values of a key; repeatable.")
 @click.option(
     "--run-config",
@@ -23,7 +24,7 @@ from common.errors import FloretError
 @kernels_option
 @jobs_option
 @click.option("--keep-models", is_flag=True, help="Keep the personal models and checkpoints of each run.")
-@click.option("--output", "-o", required=True, type=click.Path(path_type=Path), help="Where runs and results go.")
+@click.option("--output", "-o", required=True, type=NamedPath(), help="Where runs and results go.")
 def sweep(
     app: Path,
     grids: tuple[str, ...],

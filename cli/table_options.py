@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.engines import engine_options, jobs_option, kernels_option
+from cli.paths import NamedPath
 from cli.ranges import NumberRange, WholeRange
 from common.errors import ConfigError, FloretError
 
@@ -49,9 +50,7 @@ _OPTIONS = (
         metavar="KEYS",
         help="Keys for every run, as --run-config of `flwr run`; repeatable.",
     ),
-    click.option(
-        "--app", default=".", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Floret's folder."
-    ),
+    click.option("--app", default=".", type=NamedPath(exists=True, file_okay=False), help="Floret's folder."),
     click.option(
         "--federation-config",
         "federation_configs",
@@ -68,13 +67,13 @@ _OPTIONS = (
         "-o",
         default="reproduced",
         show_default=True,
-        type=click.Path(path_type=Path),
+        type=NamedPath(),
         help="Where runs and results go.",
     ),
     click.option(
         "--results",
         "kept",
-        type=click.Path(path_type=Path),
+        type=NamedPath(),
         help="Where results go, and are: a run that is in them is not made again. By default the folder of --output.",
     ),
 )

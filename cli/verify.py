@@ -5,12 +5,13 @@ from pathlib import Path
 import click
 
 from cli.engines import engine_options
+from cli.paths import NamedPath
 from cli.ranges import WholeRange
 from common.errors import FloretError
 
 
 @click.command()
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("file", metavar="FILE", type=NamedPath())
 @click.option("--runs", "count", type=WholeRange(1), default=1, show_default=True, help="Number of runs to make.")
 @click.option("--pick", type=WholeRange(0), default=0, show_default=True, help="Seed of the choice of the runs.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only from this row or column; * for any text; repeatable.")
@@ -25,7 +26,7 @@ from common.errors import FloretError
 @click.option(
     "--app",
     default=".",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=NamedPath(exists=True, file_okay=False),
     help="Floret's folder.",
 )
 @engine_options
@@ -34,7 +35,7 @@ from common.errors import FloretError
     "-o",
     default="verified",
     show_default=True,
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     help="Where runs go.",
 )
 def verify(

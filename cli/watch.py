@@ -2,20 +2,21 @@
 
 import click
 
+from cli.paths import NamedPath
 from cli.ranges import WholeRange
 
 
 @click.command()
-@click.argument("runs", metavar="[RUN]...", nargs=-1)
+@click.argument("runs", metavar="[RUN]...", nargs=-1, type=NamedPath(str))
 @click.option("--port", default=0, show_default="any that is free", type=WholeRange(0, 65535), help="Of the page.")
 @click.option(
     "--output-dir",
-    default="",
+    type=NamedPath(str),
     metavar="DIR",
     help="Where runs are, as the key of the run config. [default: ~/.floret/runs]",
 )
 @click.option("--open", "show", is_flag=True, help="Open the page in the browser.")
-def watch(runs: tuple[str, ...], port: int, output_dir: str, show: bool) -> None:
+def watch(runs: tuple[str, ...], port: int, output_dir: str | None, show: bool) -> None:
     """Show runs on a page that follows them, until Ctrl-C.
 
     RUN is a run directory, or the name of one in the folder of runs, or the output of a sweep or of floret reproduce;
@@ -28,7 +29,7 @@ def watch(runs: tuple[str, ...], port: int, output_dir: str, show: bool) -> None
     from results.rundir import folder_of_runs
     from results.watch import Board, WatchServer, directories
 
-    folder = folder_of_runs(output_dir)
+    folder = folder_of_runs(output_dir or "")
     find = directories(runs, folder)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with WatchServer(Board(find), port) as server:

@@ -417,13 +417,15 @@ class Data:
         """Read ``PATH`` and ``NAME=PATH`` texts.
 
         Raises:
-            ConfigError: a name is not that of a dataset.
+            ConfigError: a name is not that of a dataset, or a path is empty.
         """
         folder, single = "", {}
         for text in places:
             name, equals, path = text.partition("=")
             if not equals or "/" in name:  # a folder with this sign in its path
                 name, path = "", text
+            if not path:
+                raise ConfigError(f"--data {text!r}: names no path; it must be like ~/data or mnist=~/data")
             wrong = one_of(name, SIZES) if name else None
             if wrong:
                 raise ConfigError(f"--data {text}: {name!r} {wrong}")

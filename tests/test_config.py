@@ -1,15 +1,17 @@
 """Every mistake in a config is one line that names the key, the value, and what would be right."""
 
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from itertools import product
 from math import inf
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
-from cli.main import main
+from cli.main import floret, main
 from cli.run import federation_configs, split_arguments
 from common.config import Privacy, RunConfig, key_of
 from common.errors import ConfigError
@@ -194,6 +196,54 @@ def test_floret_run_tells_a_mistake_before_anything_starts(
     said = capfd.readouterr().err
     assert said.startswith(line)
     assert said.count("\n") == 1
+
+
+def every_command(group: click.Group) -> Iterator[click.Command]:
+    for command in group.commands.values():
+        yield from every_command(command) if isinstance(command, click.Group) else (command,)
+
+
+@pytest.mark.parametrize("command", every_command(floret), ids=lambda command: str(command.name))
+def test_no_path_may_be_empty(command: click.Command) -> None:
+    paths = [param for param in command.params if isinstance(param.type, click.Path)]
+    named = {"app", "data_dir", "directory", "file", "files", "folder", "output", "output_dir", "runs", "state_dir"}
+    assert named & {str(param.name) for param in command.params} <= {str(param.name) for param in paths}
+    for param in paths:
+        with pytest.raises(click.BadParameter) as error:
+            param.type_cast_value(click.Context(command), [""] if param.multiple or param.nargs < 0 else "")
+        assert "is empty; name a path" in error.value.format_message()
+        assert error.value.param is param
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["sweep", str(ROOT), "--grid", "seed=[0]", "-o", ""], "Invalid value for '--output' / '-o': is empty; name"),
+        (["watch", ""], "Invalid value for '[RUN]...': is empty; name a path, such as . for the working directory"),
+        (["run", "", "-c", "rounds=1"], "an argument is empty; name the app's folder, such as . for the working direc"),
+        (["run", "--engine", "local", ""], "an argument is empty; name the app's folder, such as . for the working"),
+        (
+            ["reproduce", str(ROOT / "experiments/pfakd-table1.yaml"), "--app", str(ROOT), "--no-run", "--data", ""],
+            "--data '': names no path; it must be like ~/data or mnist=~/data",
+        ),
+        (
+            ["verify", "FILE", "--app", str(ROOT), "--data", "mnist="],
+            "--data 'mnist=': names no path; it must be like ~/data or mnist=~/data",
+        ),
+    ],
+)
+def test_an_empty_path_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], arguments: list[str], line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["floret", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capfd.readouterr().err
+    assert said.startswith(f"floret: {line}")
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
