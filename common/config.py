@@ -37,7 +37,7 @@ def between(low: float, high: float = math.inf, *, above: bool = False, infinite
 
 def choice(*names: str) -> Any:
     """Declare a text that is one of ``names``."""
-    return field(metadata={"check": lambda value: one_of(value, names)})
+    return field(metadata={"check": lambda value: one_of(value, names), "choices": names})
 
 
 def any_of(*numbers: int) -> Any:
@@ -163,6 +163,9 @@ def key_of(field_name: str) -> str:
 
 
 def _read(item: Field[Any], key: str, value: Any) -> Scalar | tuple[str, ...]:
+    choices = item.metadata.get("choices")
+    if choices and type(value) is not str:  # such as YAML's no, which is false
+        raise ConfigError(f"{key} = {value!r}: must be one of {', '.join(choices)}, as a text")
     read = _typed(key, value, item.type)
     check: Check | None = item.metadata.get("check")
     wrong = check(read) if check else None

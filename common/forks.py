@@ -6,8 +6,10 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import NoReturn
+from types import FrameType
+from typing import Any, NoReturn
 
 # The exit code of a fork in which something failed.
 FAILED = 1
@@ -21,7 +23,7 @@ def fork(function: Callable[[], int | None], close: Sequence[Connection]) -> int
         function: returns the exit code; None is 0.
         close: connections of this process that the fork closes first.
 
-    The fork leaves SIGINT to this process, and is killed when this process ends (on Linux).
+    The fork leaves SIGINT and SIGHUP to this process, and is killed when this process ends (on Linux).
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -36,6 +38,7 @@ def _live(function: Callable[[], int | None], parent: int, close: Sequence[Conne
     code = FAILED
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _end_with(parent)
         for connection in close:
@@ -46,10 +49,28 @@ def _live(function: Callable[[], int | None], parent: int, close: Sequence[Conne
     end(code)
 
 
+def at_end(stop: Callable[[], None]) -> dict[signal.Signals, Any]:
+    """Have ``stop`` called at SIGTERM and when the terminal closes; return the handlers that were there.
+
+    A terminal that closes sends SIGHUP, its shell perhaps once more: that counts once. Under nohup it is left ignored.
+    """
+
+    def told(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            signal.signal(number, signal.SIG_IGN)
+        stop()
+
+    numbers = [signal.SIGTERM, signal.SIGHUP]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        numbers.remove(signal.SIGHUP)
+    return {number: signal.signal(number, told) for number in numbers}
+
+
 def end(code: int) -> NoReturn:
     """End this process without what Python does at its end: a fork has no part in it, and it takes a second."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):  # a terminal that was closed
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 

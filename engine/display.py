@@ -1,9 +1,11 @@
 """What a run of the local engine shows while it goes on: a bar on a terminal, the log's lines everywhere."""
 
+import io
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import IO, cast
 
 log = logging.getLogger("flwr")
 
@@ -30,7 +32,7 @@ def display(rounds: int, clients: int) -> Iterator[Show]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(file=cast(IO[str], _Terminal()), highlight=False, soft_wrap=True)
     columns = [TextColumn("{task.description}"), BarColumn(bar_width=32), TimeElapsedColumn(), TimeRemainingColumn()]
     before = log.handlers
     with Progress(*columns, console=console, transient=True) as bar:
@@ -45,6 +47,33 @@ def display(rounds: int, clients: int) -> Iterator[Show]:
             yield show
         finally:
             log.handlers = before
+
+
+class _Terminal(io.TextIOBase):
+    """Standard error on a terminal, which may be closed before the run ends."""
+
+    def __init__(self) -> None:
+        # Not looked up again: while a bar is there, what is written to ``sys.stderr`` goes to it.
+        self._stream = sys.stderr
+
+    def write(self, text: str) -> int:
+        """Write what can be written."""
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is still to be written."""
+        with suppress(OSError):
+            self._stream.flush()
+
+    def fileno(self) -> int:
+        """Return the terminal's number, by which its width is known."""
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        """Return True."""
+        return True
 
 
 class _Above(logging.Handler):

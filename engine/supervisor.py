@@ -19,7 +19,7 @@ from flwr.app import Context, RecordDict
 import data
 from client_app.client import FloretClient
 from common.errors import ConfigError, FloretError
-from common.forks import fork
+from common.forks import at_end, fork
 from common.registry import load_class
 from common.resources import count_gpus
 from engine.display import display
@@ -70,25 +70,25 @@ def prepare(plan: Plan) -> None:
 def run(plan: Plan) -> int:
     """Run a federation that ``prepare`` has accepted, to its end; return an exit code.
 
-    At SIGINT or SIGTERM the server's process stops in good order; at the second one everything ends at once. If this
-    process is killed, its forks end with it (on Linux).
+    At SIGINT, SIGTERM or SIGHUP the server's process stops in good order; at the second one everything ends at once. If
+    this process is killed, its forks end with it (on Linux).
     """
     own, control = Pipe()
     server = fork(lambda: _serve(plan, control), close=[own])
     control.close()
     asked = 0
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def stop() -> None:
         nonlocal asked
         asked += 1
         os.kill(server, signal.SIGTERM if asked == 1 else signal.SIGKILL)
 
-    before = [(number, signal.signal(number, stop)) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = at_end(stop) | {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: stop())}
     workers: dict[int, int] = {}
     try:
         return _watch(plan, own, server, workers)
     finally:
-        for number, handler in before:
+        for number, handler in before.items():
             signal.signal(number, handler)
         own.close()
         for pid in workers:

@@ -11,11 +11,12 @@ from typing import Any, Self
 
 from markupsafe import escape
 
+from common.config import one_of
 from common.durable import write_whole
 from common.errors import FloretError
 from results.measured import ENVIRONMENT
 from results.report_charts import MUTED, SETTINGS, painted, style
-from results.sweep import markdown
+from results.sweep import markdown, unread
 from results.tables import environment_notes
 from results.text import percent_over_runs, plain
 
@@ -117,7 +118,9 @@ class Study:
                 environment_notes(abouts)
                 if not all(s[m] is None or _is_number(s[m]) for _, _, s in found for m in MEASURES.values()):
                     raise ValueError("an accuracy is no number")
-            except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+            except OSError as error:
+                raise FloretError(unread(file, error)) from error
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise FloretError(f"{file}: is not the sweep.json of a sweep ({error})") from error
             runs.setdefault(name, []).extend(found)
             about += abouts
@@ -127,7 +130,10 @@ class Study:
         panels = tuple(Panel.of(name, key, each) for name, each in runs.items())
         for panel in panels:
             if all(value is None for value in panel.values):
-                raise FloretError(f"{panel.name}: no finished run of its sweeps has {key} in the grid")
+                every = (keys.items() for _, keys, _ in runs[panel.name])
+                had = dict.fromkeys(name for keys in every for name, value in keys if _is_number(value))
+                hint = f"; KEY {one_of(key, had)}" if had else ""
+                raise FloretError(f"{panel.name}: no finished run of its sweeps has {key} in the grid{hint}")
         return cls(key, without, panels, sweeps, about)
 
     def write(self, output: Path) -> list[Path]:

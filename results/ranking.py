@@ -10,7 +10,7 @@ from statistics import mean, stdev
 from typing import Any, Self
 
 from common.errors import FloretError
-from results.sweep import markdown
+from results.sweep import markdown, unread
 from results.text import percent_over_runs
 
 # Two-sided 95 % quantiles of Student's t distribution by degrees of freedom, from 1 on.
@@ -55,6 +55,10 @@ class Ranking:
             found: dict[str, dict[int, Any]] = {}
             for run in runs:
                 keys = dict(run["keys"])
+                lacking = [key for key in ("method", "seed") if key not in keys]
+                if lacking:
+                    lacks = " and no ".join(lacking)
+                    raise FloretError(f"{file}: a ranking is of a sweep over method and seed, its grid has no {lacks}")
                 method, seed = str(keys.pop("method")), int(keys.pop("seed"))
                 if keys:
                     raise FloretError(f"{file}: a ranking is of a sweep over method and seed, not over {min(keys)}")
@@ -74,7 +78,9 @@ class Ranking:
                 for shown, name in names.items()
             }
             sent = {m: mean((each[s]["up"] + each[s]["down"]) / 1e6 for s in seeds) for m, each in whole.items()}
-        except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        except OSError as error:
+            raise FloretError(unread(file, error)) from error
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise FloretError(f"{file}: is not the sweep.json of a sweep over method and seed ({error})") from error
         return cls(seeds, measures, sent, tuple(sorted(found.keys() - whole.keys())))
 

@@ -10,7 +10,6 @@ import os
 import queue
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -31,6 +30,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from common.config import own_keys
 from common.durable import locked, write_whole
 from common.errors import FloretError
+from common.forks import at_end
 from common.home import importing_from
 from common.kernels import NATIVE, kernels_in_use, variables
 from common.local_superlink import check_local_superlink, simulated_clients, use_own_commands
@@ -584,8 +584,8 @@ def run_missing(
     Raises:
         FloretError: another program makes runs in the same folder, or another environment has the local SuperLink.
     """
-    # Ended by a batch system, it stops its runs as at Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Ended by a batch system or with its terminal, it stops its runs as at Ctrl-C.
+    at_end(_interrupted)
     failed: dict[str, str] = {}
     console = Console(stderr=False, highlight=False, soft_wrap=True)
     columns = [TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn()]
@@ -654,6 +654,10 @@ def run_missing(
                 pool.shutdown(cancel_futures=True)
                 raise
     return failed
+
+
+def _interrupted() -> None:
+    raise KeyboardInterrupt
 
 
 class _StoppedError(Exception):

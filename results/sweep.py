@@ -191,6 +191,11 @@ def table_row(shown: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> l
     return [*map(str, shown.values()), str(len(found)), *measured, *sent]
 
 
+def unread(file: Path, error: OSError) -> str:
+    """Return what to say of a sweep.json that cannot be read."""
+    return f"{file}: {error.strerror}; name the folder that floret sweep wrote"
+
+
 def markdown(head: Sequence[str], texts: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]

@@ -148,6 +148,17 @@ def test_what_makes_no_curve_is_refused(tmp_path: Path, keys: list[dict[str, Any
         Study.read(KEY, "none", [("10 clients", folder)])
 
 
+def test_a_key_that_the_grid_lacks_is_told_with_those_that_it_has(tmp_path: Path) -> None:
+    folder = write_sweep(tmp_path / "sweep", {"method": "fedper", "lr": 0.1, "seed": 0})
+    line = "A: no finished run of its sweeps has sed in the grid; KEY must be one of lr, seed (did you mean 'seed'?)"
+    with pytest.raises(FloretError) as error:
+        Study.read("sed", "none", [("A", folder)])
+    assert str(error.value) == line
+    (folder / "sweep.json").write_text('{"runs": []}')
+    with pytest.raises(FloretError, match=r"^A: no finished run of its sweeps has sed in the grid$"):
+        Study.read("sed", "none", [("A", folder)])
+
+
 SUMMARY = '{"keys": {}, "summary": {"test": %s, "before": null, "worst_decile": null}, "about": %s}'
 
 

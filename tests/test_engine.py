@@ -6,6 +6,7 @@ import logging
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -306,6 +307,40 @@ def test_a_run_that_was_stopped_is_resumed_with_the_same_numbers(runner: Runner,
     assert not (stopped / "summary.json").exists()
     runner.run(f'{keys} rounds=5 resume="latest"')
     assert numbers(stopped) == numbers(whole)
+
+
+# Makes the terminal that its input is the one of its session, and goes on as another command.
+ON_TERMINAL = (
+    "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "signal.signal(signal.SIGHUP, signal.Handlers[sys.argv[1]]); "
+    "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
+)
+
+
+@pytest.mark.parametrize("ignored", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_a_terminal_that_closes_stops_a_run_unless_it_is_to_go_on(runner: Runner, ignored: bool) -> None:
+    terminal, inside = os.openpty()
+    command = [sys.executable, "-c", ON_TERMINAL, "SIG_IGN" if ignored else "SIG_DFL", "-m", "cli.main", "run"]
+    command += [str(ROOT), "--engine", "local", "--federation-config", "num-supernodes=4 init-args-num-cpus=2"]
+    command += ["--run-config", f'output-dir="{runner.output}" method="fedper" {LONG} rounds=4']
+    process = subprocess.Popen(
+        command, env=runner.env, cwd=ROOT, stdin=inside, stdout=inside, stderr=inside, start_new_session=True
+    )
+    os.close(inside)
+
+    def began() -> bool:
+        while select.select([terminal], [], [], 0)[0]:
+            os.read(terminal, 65536)
+        return any(path.read_bytes().count(b"\n") > 0 for path in histories(runner.output))
+
+    until(began, "no round")
+    forks = children(process.pid)
+    os.close(terminal)
+    assert process.wait(PATIENCE) == (0 if ignored else 130)
+    assert commands(forks) == {}
+    (directory,) = runner.directories()
+    assert (directory / "summary.json").exists() == ignored
+    assert not (directory / "status.json").exists()
 
 
 def test_a_worker_that_is_killed_is_replaced_and_its_client_asked_again(

@@ -1207,7 +1207,7 @@ def test_runs_at_the_same_time_are_stopped_and_go_on(env: dict[str, str], tmp_pa
         return [path.read_bytes().count(b"\n") for path in tmp_path.rglob("history.jsonl")]
 
     until(lambda: [n > 2 for n in histories()] == [True] * 2 or first.poll() is not None, "no two runs")
-    first.send_signal(signal.SIGTERM)
+    first.send_signal(signal.SIGHUP)  # as a terminal that closes
     assert first.wait(PATIENCE) == 130
     for started in list(tmp_path.rglob("config.json")):
         with (started.parent / ".lock").open("a") as lock:

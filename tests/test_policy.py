@@ -649,6 +649,7 @@ WRONG = [
     ("methods: [fedperr]", "did you mean 'fedper'?"),
     ("federations: [../x]", "must be 1 to 100 letters"),
     ("accuracies: some", "must be one of exact, rounded, none"),
+    ("accuracies: no", "accuracies = False: must be one of exact, rounded, none, as a text"),
     ("class-names: maybe", "class-names = 'maybe': must be true or false"),
     ("- a list", "is not a table of keys and values"),
     ("3: 4", "is not a table of keys and values"),

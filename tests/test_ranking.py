@@ -101,7 +101,9 @@ def test_the_quantiles_are_those_of_the_t_distribution_or_a_little_more() -> Non
     [
         (None, "is not the sweep.json of a sweep over method and seed"),
         ([{"keys": {"method": "a", "seed": 0, "lr": 0.1}, "summary": None}], "not over lr"),
-        ([{"keys": {"method": "a"}, "summary": None}], "is not the sweep.json of a sweep over method and seed"),
+        ([{"keys": {"method": "a"}, "summary": None}], "over method and seed, its grid has no seed$"),
+        ([{"keys": {"seed": 0}, "summary": None}], "over method and seed, its grid has no method$"),
+        ([{"keys": {"lr": 0.1}, "summary": None}], "over method and seed, its grid has no method and no seed$"),
         ([{"keys": {"method": "a", "seed": 0}, "summary": {}}], "needs two methods"),
         (
             [{"keys": {"method": m, "seed": s}, "summary": {"test": None}} for m in "ab" for s in (0, 1)],
@@ -116,6 +118,13 @@ def test_what_is_no_sweep_over_methods_is_refused_in_a_line(tmp_path: Path, runs
     with pytest.raises(FloretError, match=reason) as caught:
         Ranking.read(folder / "sweep.json")
     assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_is_not_there_is_named_once(tmp_path: Path) -> None:
+    line = f"{tmp_path}/none/sweep.json: No such file or directory; name the folder that floret sweep wrote"
+    for command in (["rank"], ["curve", "lr", "-o", str(tmp_path / "x")]):
+        result = CliRunner().invoke(floret, [*command, f"D={tmp_path / 'none'}"])
+        assert str(result.exception) == line
 
 
 def test_an_argument_without_a_name_or_with_that_of_another_is_refused(tmp_path: Path) -> None:
