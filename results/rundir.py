@@ -74,21 +74,8 @@ class RunDirectory:
 
     @classmethod
     def find(cls, config: RunConfig) -> Self:
-        """Return the directory that ``resume`` names: a path, or ``latest`` for the last one under ``output-dir``.
-
-        Raises:
-            FloretError: there is no run directory there.
-        """
-        if config.resume == "latest":
-            folder = runs_folder(config)
-            runs = sorted(path.parent for path in folder.glob("*/config.json"))
-            if not runs:
-                raise FloretError(f"resume = 'latest': there is no run in {folder}; see output-dir")
-            return cls(runs[-1])
-        path = Path(config.resume).expanduser()
-        if not (path / "config.json").is_file():
-            raise FloretError(f"resume = {config.resume!r}: is not a run directory; it has no config.json")
-        return cls(path)
+        """Return the directory that ``resume`` names; errors as of ``place_to_resume``."""
+        return cls(place_to_resume(config))
 
     def read_config(self) -> dict[str, Any]:
         """Return ``config.json``.
@@ -157,6 +144,24 @@ class RunDirectory:
             write_whole(self.path / name, text.encode())
         except OSError as error:
             raise FloretError(f"{self.path / name}: cannot be written ({error.strerror})") from error
+
+
+def place_to_resume(config: RunConfig) -> Path:
+    """Return the directory that ``resume`` names: a path, or ``latest`` for the last one under ``output-dir``.
+
+    Raises:
+        FloretError: there is no run directory there.
+    """
+    if config.resume == "latest":
+        folder = runs_folder(config)
+        runs = sorted(path.parent for path in folder.glob("*/config.json"))
+        if not runs:
+            raise FloretError(f"resume = 'latest': there is no run in {folder}; see output-dir")
+        return runs[-1]
+    path = Path(config.resume).expanduser()
+    if not (path / "config.json").is_file():
+        raise FloretError(f"resume = {config.resume!r}: is not a run directory; it has no config.json")
+    return path
 
 
 def runs_folder(config: RunConfig) -> Path:

@@ -7,6 +7,7 @@ from common.config import RunConfig
 from common.errors import ConfigError
 from common.seeds import torch_generator
 from models import build_model, head_layers
+from results.rundir import place_to_resume
 from strategies.core import FloretStrategy, Roster, Session, Setup, StrategySetting, aggregate_of
 
 
@@ -41,19 +42,21 @@ def build_strategy(
 
 
 def check_setup(config: RunConfig, kind: type[FloretStrategy], parameters: Any, clients: int | None) -> None:
-    """Check everything that needs no clients: data, partition, model, method.
+    """Check everything that needs no clients: data, partition, model, method, that there is a run to resume.
 
     Args:
         config, kind, parameters: as ``read_config`` returns them.
         clients: how many a simulation on this machine has; None for real nodes, whose data are not here.
 
     Raises:
-        ConfigError, DataError: one line that names the key or the file, and what would be right.
+        FloretError: one line that names the key or the file, and what would be right.
     """
     data.check(config, files=clients is not None)
     if clients is None:
         config.check_classes_are_given()
         return
+    if config.resume:
+        place_to_resume(config)
     for key, value in (("min-clients", config.min_clients), ("min-replies", config.min_replies)):
         if value > clients:
             raise ConfigError(f"{key} = {value}: must be at most {clients}, the number of clients")

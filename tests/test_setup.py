@@ -130,6 +130,20 @@ def test_of_real_nodes_only_the_names_are_checked(tmp_path: Path) -> None:
     assert "partition = 'idd': must be one of" in wrong(tmp_path, None, partition="idd")
 
 
+def test_a_run_to_resume_must_be_there_where_the_run_would_be(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    assert wrong(runs, resume="latest") == f"resume = 'latest': there is no run in {runs}; see output-dir"
+    assert "resume = '/nowhere': is not a run directory; it has no config.json" in wrong(runs, resume="/nowhere")
+    assert not runs.exists()
+    check(runs, None, resume="latest")  # of real nodes it is the server's machine that has it
+    directory = runs / "20260101-000000-fedper"
+    directory.mkdir(parents=True)
+    (directory / "config.json").touch()
+    check(runs, resume="latest")
+    # Whoever has the directory is not in the way, nor is anything made in it.
+    assert [path.name for path in directory.iterdir()] == ["config.json"]
+
+
 def test_what_works_passes(tmp_path: Path) -> None:
     check(tmp_path)
     check(tmp_path, 898)
