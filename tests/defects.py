@@ -585,6 +585,26 @@ DEFECTS: list[Defect] = [
         ("a label that is too large is taken", "largest >= num_classes:", "largest > num_classes:", DATA),
     ),
     *_of(
+        "parser",
+        "cli/paths.py",
+        (
+            "an empty path is the working directory",
+            "if not os.fspath(value):",
+            "if False:",
+            "tests/test_config.py::test_no_path_may_be_empty",
+        ),
+    ),
+    *_of(
+        "parser",
+        "server_app/settings.py",
+        (
+            "a key of a method's table that it has not is taken",
+            '    check_known(own, known, f"the Parameters of {config.method}", "docs/methods.md")\n',
+            "",
+            "tests/test_config.py::test_a_table_of_defaults_that_is_not_that_of_the_method",
+        ),
+    ),
+    *_of(
         "data",
         "data/clients.py",
         (
@@ -2182,6 +2202,26 @@ DEFECTS: list[Defect] = [
         ),
     ),
     *_of(
+        "methods",
+        "strategies/core/method.py",
+        (
+            "a typo in what a method shares shares the whole model",
+            '            if wrong:\n                raise FloretError(f"{where}: {name}',
+            '            if False:\n                raise FloretError(f"{where}: {name}',
+            "tests/test_methods.py::test_a_typo_in_what_a_method_says_of_itself_is_refused",
+        ),
+    ),
+    *_of(
+        "methods",
+        "cli/checks.py",
+        (
+            "a client half that is missing is found by the clients",
+            '    load_class("client_app.methods", config.method, FloretClient)\n',
+            "",
+            "tests/test_setup.py::test_a_client_half_that_no_client_could_use_is_told_before_the_start",
+        ),
+    ),
+    *_of(
         "fedpa",
         "client_app/methods/fedpa.py",
         (
@@ -2774,6 +2814,12 @@ DEFECTS: list[Defect] = [
             'if config.device == "auto" and count_gpus():',
             'if config.device == "cuda" and count_gpus():',
             ENGINE,
+        ),
+        (
+            "a terminal that closes kills the run",
+            "before = at_end(stop) | {",
+            "before = {",
+            "tests/test_engine.py::test_a_terminal_that_closes_stops_a_run_unless_it_is_to_go_on",
         ),
     ),
     *_of(
