@@ -240,8 +240,6 @@ class Request:
         classes = self.data.num_classes if joins else self.scalars.get("num-classes")
         if type(classes) is not int:
             raise FloretError("the server's message has no num-classes, a whole number")
-        if classes < self.data.num_classes:
-            raise FloretError(f"the server's message has num-classes = {classes}, fewer than this client has classes")
         found = policy.check_model(self.config, self.parameters, shape, classes)
         policy.check_data(self.config, self.data)
         policy.check_method(self.config.method, found.kinds)
@@ -249,6 +247,10 @@ class Request:
             said = self.scalars.get("head-layers")
             if self.protects:
                 self._check_said(classes)
+            elif classes < self.data.num_classes:
+                raise FloretError(
+                    f"the server's message has num-classes = {classes}, fewer than this client has classes"
+                )
             if type(said) is not int or said != found.head_layers:
                 raise FloretError(
                     f"the server's message has head-layers = {said!r:.40}; with this model and method it must be "

@@ -1708,8 +1708,8 @@ DEFECTS: list[Defect] = [
         "strategies/lg_fedavg.py",
         (
             "LG-FedAvg: who misses the round after the FedAvg rounds never gets their extractor",
-            " or client.name not in self._own:",
-            " + 1:",
+            "        if client.name not in self._private:\n",
+            "        if server_round <= self.parameters.fedavg_rounds + 1:\n",
             f"{STARTS}::test_lg_fedavg_sends_every_client_the_last_shared_extractor_once",
         ),
         (

@@ -694,16 +694,32 @@ def test_a_proxy_whose_superlink_is_not_up_yet(tmp_path: Path, insecure: bool, r
             proxy.shutdown()
 
 
+# A process of its own: gRPC has been seen to crash when a server stops that just refused a handshake.
+TLS_SERVER = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+
+key, certificate = (open(f"{sys.argv[1]}/superlink.{kind}", "rb").read() for kind in ("key", "crt"))
+server = grpc.server(ThreadPoolExecutor(1))
+port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key, certificate)]))
+server.start()
+print(port, flush=True)
+server.wait_for_termination()
+"""
+
+
 def test_a_server_with_tls_hangs_up_on_who_has_none(tmp_path: Path) -> None:
     command.floret.main(["certificates", str(tmp_path / "made"), "--host", "h"], standalone_mode=False)
-    key, certificate = ((tmp_path / "made" / f"superlink.{kind}").read_bytes() for kind in ("key", "crt"))
-    server = grpc.server(ThreadPoolExecutor(1))
-    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key, certificate)]))
-    server.start()
-    try:
-        line = refusal(tmp_path, port, insecure=True)
-    finally:
-        server.stop(None).wait(10)
+    started = [sys.executable, "-c", TLS_SERVER, str(tmp_path / "made")]
+    with subprocess.Popen(started, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout
+            port = int(server.stdout.readline())
+            line = refusal(tmp_path, port, insecure=True)
+        finally:
+            server.kill()
     assert line == f"--superlink 127.0.0.1:{port}: wants TLS; leave out --insecure and give --root-certificates"
 
 

@@ -1437,14 +1437,15 @@ def test_a_protected_clients_arrays_have_the_runs_names(tmp_path: Path) -> None:
     assert int(data.train.y.max()) == 3
 
 
-def test_what_fails_on_protected_data_is_told_to_the_owner_alone(
+def test_what_fails_on_a_clients_own_data_is_told_to_the_owner_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     site = Site(tmp_path)
     np.savez(tmp_path / "data" / "train.npz", x=site.train_x, y=site.train_y + 0.5)
-    assert site.refusal("query.describe", **PROTECTED) == "the client failed; its own log says why"
-    assert "train.npz: array y" in caplog.text
-    assert "train.npz: array y" in site.refusal("query.describe")
+    for keys in (PROTECTED, {}):
+        caplog.clear()
+        assert site.refusal("query.describe", **keys) == "the client failed; its own log says why"
+        assert "train.npz: array y" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_the_main_job_ends_with_a_table_and_a_report(one_actor: tuple[str, Path]
     assert f"Report: {directory / 'report.html'}" in log
     assert list(summary) == [
         *("method", "dataset", "model", "partition", "clients", "rounds", "seed", "accuracy", "best_validation"),
-        *("bytes", "seconds", "refused", "versions"),
+        *("bytes", "seconds", "refused", "measured", "versions"),
     ]
     assert (summary["method"], summary["clients"], summary["refused"]) == ("pfakd", 10, 0)
     assert summary["accuracy"]["after"] == history[-1]["accuracy"]["after"]["test"]
