@@ -12,6 +12,7 @@ import socket
 import socketserver
 import struct
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
