@@ -352,7 +352,7 @@ def test_lg_fedavg_gives_a_client_that_lost_its_state_an_extractor_again(tmp_pat
         return reply
 
     keys: dict[str, Any] = {"rounds": 5, "local_epochs": 1, "lg_fedavg__fedavg_rounds": 1}
-    outcome = federate(tmp_path, 2, method="lg-fedavg", states=tmp_path / "states", tamper=tamper, **keys)
+    outcome = federate(tmp_path / "runs", 2, method="lg-fedavg", states=tmp_path / "states", tamper=tamper, **keys)
     reason = "the server sent the head alone, and this client has no extractor of its own in this run"
     assert [line["refused"] for line in outcome.history] == [[], [], [], [{"client": "0", "reason": reason}], []]
     shared = part(checkpointed(outcome), "extractor.")
