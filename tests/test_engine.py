@@ -343,6 +343,10 @@ def test_a_terminal_that_closes_stops_a_run_unless_it_is_to_go_on(runner: Runner
     assert not (directory / "status.json").exists()
 
 
+def is_computing(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "R"
+
+
 def test_a_worker_that_is_killed_is_replaced_and_its_client_asked_again(
     local: Local, runner: Runner, tmp_path: Path
 ) -> None:
@@ -354,6 +358,8 @@ def test_a_worker_that_is_killed_is_replaced_and_its_client_asked_again(
     # The server's process is the oldest of the three.
     killed = sorted(children(process.pid))[1:]
     assert len(killed) == 2
+    # Between two rounds nobody is asked again.
+    until(lambda: any(map(is_computing, killed)), "no worker computes")
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
     log: str = process.communicate(timeout=PATIENCE)[0]
