@@ -44,9 +44,9 @@ def run(engine: str, kernels: str, arguments: tuple[str, ...]) -> None:
         raise click.UsageError(
             f"--kernels {kernels}: the SuperLink's processes are running already; use --engine local"
         )
-    from cli.checks import check_setup
     from common.extras import require
     from common.local_superlink import check_local_superlink, simulated_clients, use_own_commands
+    from engine.checks import check_both_halves
     from results.trackers import trackers_of
     from server_app.settings import read_config
 
@@ -57,7 +57,7 @@ def run(engine: str, kernels: str, arguments: tuple[str, ...]) -> None:
     superlink = places[1] if len(places) > 1 else ""
     check_local_superlink(superlink)
     clients = simulated_clients(federation_configs(rest), superlink)
-    check_setup(config, kind, parameters, clients)
+    check_both_halves(config, kind, parameters, clients)
     if clients is not None:
         require("ray", "simulation", "a simulation on this machine")
         trackers_of(config)  # refuses one whose package is not installed

@@ -44,7 +44,7 @@ def sweep(
     that was stopped is finished by the same command; a run that fails says so and the rest goes on. The results are
     printed and written to sweep.md, sweep.json and, with a plot, sweep.html.
     """
-    from cli.checks import check_run
+    from engine.checks import check_run
     from results.runs import Runs, engine_of, run_missing
     from results.sweep import Sweep
     from server_app.settings import read_config

@@ -131,7 +131,7 @@ class TableOptions:
         Raises:
             FloretError: the engine cannot be used.
         """
-        from cli.checks import check_run
+        from engine.checks import check_run
         from results.runs import Runs, engine_of
 
         engine = engine_of(self.engine, self.app, self.superlink, self.kernels, self.jobs)

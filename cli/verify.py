@@ -57,7 +57,7 @@ def verify(
     if one differs. A run that was made with portable kernels is made with them again. Runs that the folder --output has
     are compared, not made again, if their kernels and the place of their data are the same.
     """
-    from cli.checks import check_run
+    from engine.checks import check_run
     from results.experiment import Data, selected
     from results.measured import other_files
     from results.runs import Job, Runs, engine_of, run_missing

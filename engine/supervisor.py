@@ -17,18 +17,16 @@ import torch
 from flwr.app import Context, RecordDict
 
 import data
-from client_app.client import FloretClient
 from common.errors import ConfigError, FloretError
 from common.forks import at_end, fork
-from common.registry import load_class
 from common.resources import count_gpus
+from engine.checks import check_both_halves
 from engine.display import display
 from engine.grid import EngineGrid
 from engine.plan import Plan
 from engine.worker import work
 from server_app.app import run as run_server
 from server_app.settings import read_config
-from server_app.setup import check_setup
 
 log = logging.getLogger("flwr")
 
@@ -53,8 +51,7 @@ def prepare(plan: Plan) -> None:
             f"threads = {config.threads}: each client has {plan.resources.cpus} CPU(s); lower threads or raise "
             "client-resources-num-cpus in --federation-config"
         )
-    check_setup(config, kind, parameters, plan.resources.clients)
-    load_class("client_app.methods", config.method, FloretClient)
+    check_both_halves(config, kind, parameters, plan.resources.clients)
     if not any(plan.resources.gpus):
         share = "client-resources-num-gpus=0.25 in --federation-config lets four share one"
         if config.device.startswith("cuda"):

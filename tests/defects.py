@@ -2213,7 +2213,7 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "methods",
-        "cli/checks.py",
+        "engine/checks.py",
         (
             "a client half that is missing is found by the clients",
             '    load_class("client_app.methods", config.method, FloretClient)\n',

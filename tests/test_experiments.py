@@ -20,12 +20,12 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from cli.checks import check_run
 from cli.main import floret
 from common.config import own_keys
 from common.errors import ConfigError, FloretError
 from common.registry import load_class
 from common.versions import versions
+from engine.checks import check_run
 from results.experiment import Claim, Data, Experiment, PlannedRun, Verdict, selected
 from results.fit import Fit, Trial, baselines
 from results.history import ClientRound, History, Round, Scores, Traffic

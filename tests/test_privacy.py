@@ -24,7 +24,6 @@ from PIL import Image
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from cli.checks import check_run
 from cli.main import floret
 from client_app.app import Request
 from client_app.batches import Batch
@@ -51,6 +50,7 @@ from common.registry import load_class
 from common.seeds import torch_generator
 from common.wire import from_record, to_record
 from data import ClientData
+from engine.checks import check_run
 from models import build_model
 from models.examples import check_examples
 from results.follow import CLIENT as CLIENT_COLUMNS

@@ -10,9 +10,9 @@ from PIL import Image
 
 import client_app.methods
 import data
-from cli.checks import check_run
 from cli.main import main
 from common.errors import FloretError
+from engine.checks import check_run
 from engine.plan import Plan
 from engine.supervisor import prepare
 from results.runs import Job, LocalEngine, Runs, RunSpec, run_missing

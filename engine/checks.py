@@ -6,21 +6,20 @@ from typing import Any
 from client_app.client import FloretClient
 from common.config import RunConfig
 from common.registry import load_class
-from server_app import setup
 from server_app.settings import read_config
-from strategies.core import FloretStrategy
+from server_app.setup import check_setup
 
 
-def check_setup(config: RunConfig, kind: type[FloretStrategy], parameters: Any, clients: int | None) -> None:
+def check_both_halves(config: RunConfig, kind: type[Any], parameters: Any, clients: int | None) -> None:
     """Check a config as ``server_app.setup.check_setup`` does, and the client half, without which no client answers.
 
     Raises:
         FloretError: one line that names the key or the file, and what would be right.
     """
-    setup.check_setup(config, kind, parameters, clients)
+    check_setup(config, kind, parameters, clients)
     load_class("client_app.methods", config.method, FloretClient)
 
 
 def check_run(values: Mapping[str, Any], clients: int | None) -> None:
-    """Check a whole run config; arguments and errors as of ``read_config`` and ``check_setup``."""
-    check_setup(*read_config(values), clients)
+    """Check a whole run config; arguments and errors as of ``read_config`` and ``check_both_halves``."""
+    check_both_halves(*read_config(values), clients)
