@@ -63,7 +63,13 @@ def run(engine: str, kernels: str, arguments: tuple[str, ...]) -> None:
         trackers_of(config)  # refuses one whose package is not installed
     use_own_commands()
     # In one option: of several, Flower keeps only the last table of a method. Each key once, or Flower refuses it.
-    os.execvp("flwr", ["flwr", "run", *rest, *(("--run-config", run_config_text(texts)) if texts else ())])
+    command = ["flwr", "run", *rest, *(("--run-config", run_config_text(texts)) if texts else ())]
+    if "--stream" in rest and "--format" not in {part.partition("=")[0] for part in rest}:
+        # By its file: what is on PYTHONPATH would be there for the SuperLink that `flwr run` starts, too.
+        os.execv(
+            sys.executable, [sys.executable, "-P", str(Path(__file__).with_name("stream.py")), superlink, *command]
+        )
+    os.execvp("flwr", command)
 
 
 def _run_here(arguments: tuple[str, ...], kernels: str) -> NoReturn:

@@ -2949,6 +2949,28 @@ DEFECTS: list[Defect] = [
             "tests/test_experiments.py",
         ),
     ),
+    *_of(
+        "evidence",
+        "cli/stream.py",
+        (
+            "a log's line is taken for the number of the run",
+            "        if not run_id and (found := _STARTED.search(line)):",
+            "        if found := _STARTED.search(line):",
+            "tests/test_stream.py::test_the_exit_code_tells_whether_the_run_finished",
+        ),
+        (
+            "a run that failed ends with the code of one that finished",
+            '    if status == "finished:completed":\n        return 0',
+            '    if status.startswith("finished"):\n        return 0',
+            "tests/test_stream.py::test_the_exit_code_tells_whether_the_run_finished",
+        ),
+        (
+            "leaving the log of a run has the code of a run that finished",
+            '        return _say(f"run {run_id} goes on without its log here; {hints}", 128 + ended[0])',
+            '        return _say(f"run {run_id} goes on without its log here; {hints}", 0)',
+            "tests/test_stream.py::test_the_log_of_a_run_that_goes_on_is_left",
+        ),
+    ),
 ]
 
 

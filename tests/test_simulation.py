@@ -2,13 +2,16 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -122,6 +125,62 @@ def test_a_config_that_cannot_be_used_ends_the_run_with_a_line(simulator: Simula
     log = simulator.run(run, "num-supernodes=3 client-resources-num-cpus=1")
     assert line in log
     assert 'File "' not in log  # no stack of ours for the user to read
+
+
+def streamed(simulator: Simulator, run: str) -> "subprocess.Popen[str]":
+    """Start ``floret run --stream`` with three clients."""
+    command = [*(sys.executable, "-m", "cli.main", "run", str(simulator.app), "test", "--stream"), "--run-config", run]
+    command += ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1"]
+    return subprocess.Popen(
+        command, env=simulator.env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_floret_run_with_its_log_tells_that_the_run_failed(simulator: Simulator, tmp_path: Path) -> None:
+    x, y = np.zeros((60, 4, 4, 1), np.float32), np.arange(60) % 3
+    x[7] = np.nan  # which only a look at the inputs can find
+    np.savez(tmp_path / "all.npz", x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])
+    process = streamed(simulator, f'dataset="npz" data-dir="{tmp_path / "all.npz"}" model="mlp" partition="iid"')
+    out, error = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2, out + error
+    assert "not finite" in out
+    assert re.fullmatch(r"floret: run \d+ failed; its log says why", error.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_floret_run_with_its_log_tells_whether_the_run_finished_goes_on_or_was_stopped(
+    simulator: Simulator, tmp_path: Path
+) -> None:
+    def reached(lines: Iterable[str], wanted: str) -> re.Match[str]:
+        return next(found for line in lines if (found := re.search(wanted, line)))
+
+    out, error = (process := streamed(simulator, f'rounds=1 output-dir="{tmp_path}"')).communicate(timeout=PATIENCE)
+    assert (process.returncode, "floret: " in error) == (0, False), out + error
+    assert "round 1/1 | accuracy before " in out
+    # An interrupt is the log's, not the run's.
+    process = streamed(simulator, f'rounds=300 local-epochs=2 output-dir="{tmp_path / "runs"}"')
+    assert process.stdout is not None
+    reached(process.stdout, r"round 1/300 \| ")
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=PATIENCE)
+    line = (
+        r"floret: run (\d+) goes on without its log here; flwr log \1 test shows it; (flwr stop \1 test) stops the run"
+    )
+    found = re.fullmatch(line, error.splitlines()[-1])
+    assert found, error
+    assert process.returncode == 130
+    history = next((tmp_path / "runs").glob("*/history.jsonl"))
+    rounds = len(history.read_text().splitlines())
+    until(lambda: len(history.read_text().splitlines()) > rounds, "the run did not go on")
+    subprocess.run(found[2].split(), env=simulator.env, check=True, capture_output=True, timeout=PATIENCE)
+    # One that somebody else stops.
+    process = streamed(simulator, f'rounds=300 local-epochs=2 output-dir="{tmp_path / "others"}"')
+    assert process.stdout is not None
+    run = reached(process.stdout, r"Successfully started run (\d+)")[1]
+    reached(process.stdout, r"round 1/300 \| ")
+    subprocess.run(["flwr", "stop", run, "test"], env=simulator.env, check=True, capture_output=True, timeout=PATIENCE)
+    _, error = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, error.splitlines()[-1]) == (130, f"floret: run {run} was stopped")
 
 
 @pytest.mark.slow

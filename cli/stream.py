@@ -1,0 +1,99 @@
+"""``flwr run --stream`` with an exit code that tells whether the run finished; its own is 0 also when the run failed.
+
+A process of its own, with the standard library alone: it stays as long as the run does.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+# What `flwr run` prints before the log.
+_STARTED = re.compile(rb"Successfully started run (\d+)")
+
+_INTERRUPTED = 128 + signal.SIGINT
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Start a run, print its log, and return the exit code.
+
+    Args:
+        arguments: the SuperLink connection, empty for Flower's default, and the command.
+
+    Returns:
+        0 if the run finished, 2 if it failed or nobody can tell, 130 if it was stopped, 128 and the signal's number if
+        only its log was left, and the command's code if there is no run.
+    """
+    superlink, *command = arguments
+    ended: list[int] = []
+    # In a session of its own: a signal comes once, from here, whether a terminal sent it or `kill`.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONUNBUFFERED": "1"}, start_new_session=True
+    ) as process:
+
+        def forward(number: int, _: FrameType | None) -> None:
+            ended.append(number)
+            process.send_signal(number)
+
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), forward)
+        run_id = _pass_on(process)
+    if not run_id:
+        return process.returncode or _say("flwr run did not say which run it started; flwr list has it", 2)
+    place = [superlink] if superlink else []
+    if ended:
+        hints = "; ".join(f"flwr {verb} {' '.join([run_id, *place])} {does}" for verb, does in _HINTS)
+        return _say(f"run {run_id} goes on without its log here; {hints}", 128 + ended[0])
+    status = _status(run_id, place)
+    if status == "finished:completed":
+        return 0
+    if status == "finished:stopped":
+        return _say(f"run {run_id} was stopped", _INTERRUPTED)
+    if status == "finished:failed":
+        return _say(f"run {run_id} failed; its log says why", 2)
+    return _say(f"whether run {run_id} finished cannot be told: {status}", 2)
+
+
+_HINTS = (("log", "shows it"), ("stop", "stops the run"))
+
+
+def _pass_on(process: "subprocess.Popen[bytes]") -> str:
+    """Print what a process prints until it ends; return the number of the run that it started, empty if none."""
+    run_id = ""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if not run_id and (found := _STARTED.search(line)):
+            run_id = found[1].decode()
+        try:
+            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
+        except OSError:  # nobody reads it any more: `head`, or a terminal that is closed
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            signal.raise_signal(signal.SIGTERM)
+    return run_id
+
+
+def _status(run_id: str, place: list[str]) -> str:
+    """Return a run's status in Flower, or else why it cannot be told."""
+    command = ["flwr", "list", "--run-id", run_id, "--format", "json", *place]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    try:
+        status = json.loads(done.stdout)["runs"][0]["status"]
+    except (ValueError, LookupError, TypeError):
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        return lines[-1] if lines else f"flwr list ended with {done.returncode}"
+    return str(status)
+
+
+def _say(line: str, code: int) -> int:
+    print(f"floret: {line}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
