@@ -52,13 +52,18 @@ class _Shared:
 
 
 def groups() -> dict[str, list[str]]:
-    """Return the methods by what they share, in order of the parts of a model."""
-    shared = {method: _shared(method) for method in strategies.METHODS}
+    """Return the methods by what they share, in order of the parts of a model; at the end those that do not say it."""
+    shared, silent = {}, []
+    for method in strategies.METHODS:
+        try:
+            shared[method] = _shared(method)
+        except (SyntaxError, ValueError, AttributeError):
+            silent.append(method)
     order = list(_PARTS)
     found: dict[str, list[str]] = {}
     for method, what in sorted(shared.items(), key=lambda item: (order.index(item[1].part), item[1].title)):
         found.setdefault(what.title, []).append(method)
-    return found
+    return found | ({"what cannot be read from their files": silent} if silent else {})
 
 
 def _shared(method: str) -> _Shared:

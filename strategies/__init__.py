@@ -4,14 +4,20 @@ import ast
 from pathlib import Path
 
 
-def _described() -> dict[str, str]:
-    """Return name and first line of every method: every module of this folder is one."""
+def described(folder: Path) -> dict[str, str]:
+    """Return name and first line of every method: every module of ``folder`` is one.
+
+    One that Python cannot read is among them, with what is wrong in the place of its line.
+    """
     methods = {}
-    for file in sorted(Path(__file__).parent.glob("*.py")):
+    for file in sorted(folder.glob("*.py")):
         if file.stem != "__init__":
-            doc = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+            try:
+                doc = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"), file.name)) or ""
+            except (SyntaxError, ValueError) as error:  # ValueError: not UTF-8
+                doc = f"cannot be read: {error}"
             methods[file.stem.replace("_", "-")] = doc.split("\n")[0]
     return methods
 
 
-METHODS: dict[str, str] = _described()
+METHODS: dict[str, str] = described(Path(__file__).parent)

@@ -2222,6 +2222,16 @@ DEFECTS: list[Defect] = [
         ),
     ),
     *_of(
+        "methods",
+        "strategies/__init__.py",
+        (
+            "a method's file with a syntax error ends every command",
+            "            except (SyntaxError, ValueError) as error:",
+            "            except ValueError as error:",
+            "tests/test_listing.py::test_a_method_whose_file_cannot_be_read_is_listed_and_says_why",
+        ),
+    ),
+    *_of(
         "fedpa",
         "client_app/methods/fedpa.py",
         (

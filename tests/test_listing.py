@@ -1,5 +1,7 @@
 """``floret list methods`` says of methods what their classes declare to share."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,12 +9,14 @@ import pytest
 
 from cli.sharing import groups
 from client_app.policy import setup_of
+from common.home import importing_from
 from common.registry import load_class
 from common.tensors import Free
 from server_app.settings import read_config
 from strategies import METHODS
 from strategies.core import FloretStrategy
-from tests.harness import run_config
+from tests.conftest import PATIENCE
+from tests.harness import copy_app, run_config
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -37,3 +41,28 @@ def test_groups_have_every_method_once() -> None:
     listed = [method for methods in groups().values() for method in methods]
     assert sorted(listed) == sorted(METHODS)
     assert "fedper" in groups()["the extractor"]
+
+
+def test_a_method_whose_file_cannot_be_read_is_listed_and_says_why(tmp_path: Path) -> None:
+    app = copy_app(tmp_path / "floret")
+    (app / "strategies" / "fedper.py").write_text('"""FedPer."""\n\ndef (\n')
+    (app / "strategies" / "new.py").write_text('"""New: a server half is still to come."""\n')
+    (app / "strategies" / "latin.py").write_bytes(b"# \xe9\n")
+
+    def floret(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-P", "-m", "cli.main", *arguments]
+        return subprocess.run(command, env=importing_from(app), capture_output=True, text=True, timeout=PATIENCE)
+
+    done = floret("list", "methods")
+    assert done.stderr == ""
+    listed = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert listed[listed.index("share what cannot be read from their files:") + 1 :] == [
+        "fedper cannot be read: invalid syntax (fedper.py, line 3)",
+        "latin cannot be read: 'utf-8' codec can't decode byte 0xe9 in position 2: invalid continuation byte",
+        "new New: a server half is still to come.",
+    ]
+    assert "fedavg FedAvg" in " | ".join(listed)
+    done = floret("run", str(app), "--engine", "local", "-c", 'method="fedper"')
+    assert done.returncode == 2
+    line = "floret: strategies/fedper.py: cannot be imported (SyntaxError: invalid syntax (fedper.py, line 3))\n"
+    assert done.stderr == line
