@@ -51,10 +51,12 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
 def table(runs: Sequence[Run]) -> str:
     """Return a plain-text table that compares runs, one row each: accuracy on the test split, bytes, time.
 
-    A dash for *before* of a run in which fewer clients have it than *after*: means over others are not compared.
+    A dash for *before* of a run in which fewer clients have it than *after*: means over others are not compared. Lines
+    after the table say of which runs not all clients were measured.
     """
     rows = [["run", "after", "before", "worst 10 %", "MB up", "MB down", "time", "rounds"]]
-    for run, name in zip(runs, labels(runs), strict=True):
+    named = list(zip(runs, labels(runs), strict=True))
+    for run, name in named:
         figures = run.figures
         rows.append(
             [
@@ -68,7 +70,8 @@ def table(runs: Sequence[Run]) -> str:
                 str(run.last_round) if run.finished else f"{run.last_round} of {run.planned_rounds}",
             ]
         )
-    return _aligned(rows)
+    over = [f"{short(name, 36)}: accuracies are over {run.figures_over}" for run, name in named if run.figures_over]
+    return "\n".join([_aligned(rows), *over])
 
 
 def client_table(run: Run) -> str:

@@ -322,6 +322,9 @@ The highest mean is in bold.{% if fewer %} A dash before local training: only so
 </tbody>
 </table>
 </div>
+{% for run, name in runs if run.figures_over %}
+<p class="note">{{ name }}: accuracies are over {{ run.figures_over }}</p>
+{% endfor %}
 {% for run, name in runs if run.unfinished %}
 <p class="badge">{{ name }}: {{ run.unfinished }}</p>
 {% endfor %}

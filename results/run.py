@@ -199,8 +199,16 @@ class Run:
     @property
     def before(self) -> Spread:
         """Accuracy before local training as in ``figures``, empty if it is of fewer clients than that after it."""
-        last = self.rounds[-1] if self.finished and self.rounds else self.history.last_complete()
+        last = self._measured_last()
         return Spread() if last and last.fewer_before else self.figures.before
+
+    @property
+    def figures_over(self) -> str:
+        """What ``over`` says of the round that ``figures`` are of."""
+        return self.over(self._measured_last())
+
+    def _measured_last(self) -> Round | None:
+        return self.rounds[-1] if self.finished and self.rounds else self.history.last_complete()
 
     def over(self, line: Round | None) -> str:
         """Return such as ``"1 of 2 clients"`` if a round measured fewer clients than the run has, else nothing."""

@@ -279,8 +279,9 @@ function showNow(run) {
   say("problems", run.problems.join("; "));
   $("problems").hidden = !run.problems.length;
   const after = lastOf(complete(run, "after")), before = lastOf(complete(run, "before"));
+  const over = (count) => count < run.clients.size ? ` over ${count.toLocaleString("en")} of ${clients}` : "";
   card("after", percent(after && after.after), after ? `\u00b1 ${(100 * after.afterStd).toFixed(1)}` : "",
-    after ? `\u00b1 std, round ${after.round}` : "no round yet");
+    after ? `\u00b1 std${over(after.afterCount)}, round ${after.round}` : "no round yet");
   card("before", percent(before && before.before), before ? `\u00b1 ${(100 * before.beforeStd).toFixed(1)}` : "",
     before ? `as received, round ${before.round}` : "");
   card("worst", percent(after && after.afterWorst), "", before ? `before: ${percent(before.beforeWorst)}` : "");

@@ -1445,6 +1445,16 @@ DEFECTS: list[Defect] = [
         ),
     ),
     *_of(
+        "figures",
+        "results/report.py",
+        (
+            "a comparison says nothing of means over some of the clients",
+            '    return "\\n".join([_aligned(rows), *over])',
+            "    return _aligned(rows)",
+            "tests/test_methods.py::test_a_client_that_goes_away_is_told_and_the_figures_say_over_whom_they_are",
+        ),
+    ),
+    *_of(
         "delivery",
         "server_app/delivery.py",
         (

@@ -13,7 +13,7 @@ from client_app.client import MODEL
 from common.errors import FloretError
 from common.wire import from_record, to_record
 from data import load_client
-from results.report import client_table
+from results.report import client_table, table, write_report
 from results.run import read_run
 from server_app.settings import read_config
 from strategies import METHODS
@@ -416,6 +416,12 @@ def test_a_client_that_goes_away_is_told_and_the_figures_say_over_whom_they_are(
     run = read_run(outcome.directory)
     assert run.over(run.history.last_complete()) == f"{len(measured)} of 4 clients"
     assert client_table(run).splitlines()[0].endswith(f"round 4; the mean is over {len(measured)} of 4 clients")
+    whole = read_run(federate(tmp_path / "whole", 4, method="local", rounds=1).directory)
+    said = f"fedper: accuracies are over {len(measured)} of 4 clients"
+    assert table([whole, run]).splitlines()[3:] == [table([run]).splitlines()[2], said]
+    write_report([whole, run], tmp_path / "compare.html")
+    assert (tmp_path / "compare.html").read_text().count("accuracies are over") == 1
+    assert f">{said}<" in (tmp_path / "compare.html").read_text()
 
 
 def test_who_was_silent_is_not_asked_again_in_the_same_round(tmp_path: Path) -> None:
