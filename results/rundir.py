@@ -66,10 +66,14 @@ class RunDirectory:
             time.sleep(0.005)
 
     @classmethod
-    def new(cls, config: RunConfig, run_id: int) -> Self:
-        """Make a directory under ``output-dir``, named after the time in UTC, which no zone puts back."""
+    def new(cls, config: RunConfig, run_id: int, simulated: bool) -> Self:
+        """Make a directory under ``output-dir``, named after the time in UTC, which no zone puts back.
+
+        A simulation is named after its dataset, another run after its federation: nodes may have data of their own.
+        """
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-        name = f"{stamp}-{config.method}-{config.dataset}-seed{config.seed}-{run_id % 16**6:06x}"
+        where = config.dataset if simulated else config.federation
+        name = f"{stamp}-{config.method}-{where}-seed{config.seed}-{run_id % 16**6:06x}"
         return cls(runs_folder(config) / name)
 
     @classmethod

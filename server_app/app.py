@@ -73,7 +73,7 @@ def run(grid: Grid, context: Context) -> None:
     check_setup(config, kind, parameters, len(list(grid.get_node_ids())) if simulated else None)
     trackers = Trackers(trackers_of(config))
     federation = Federation(grid, config)
-    directory, origin = _start(config, context)
+    directory, origin = _start(config, context, simulated)
     checkpoints = Checkpoints(directory.checkpoints)
     checkpoint = _resume(directory, checkpoints, federation) if config.resume else None
     if checkpoint:
@@ -144,7 +144,7 @@ def _check_used(rounds: Sequence[Round]) -> None:
         )
 
 
-def _start(config: RunConfig, context: Context) -> tuple[RunDirectory, dict[str, Any]]:
+def _start(config: RunConfig, context: Context, simulated: bool) -> tuple[RunDirectory, dict[str, Any]]:
     """Return a new run directory, or that of the run to resume; and how the run began."""
     now: dict[str, Any] = {"run_id": str(context.run_id), "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     # Flower's run id may come again where the SuperLink's own files were copied or lost.
@@ -153,7 +153,7 @@ def _start(config: RunConfig, context: Context) -> tuple[RunDirectory, dict[str,
     if kernels_in_use() != NATIVE:
         now["kernels"] = kernels_in_use()
     if not config.resume:
-        return RunDirectory.new(config, context.run_id), now
+        return RunDirectory.new(config, context.run_id, simulated), now
     directory = RunDirectory.find(config)
     before = directory.read_config()
     check_resumable(before, context.run_config)

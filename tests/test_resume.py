@@ -307,7 +307,7 @@ def test_the_latest_run_is_the_last_to_begin_when_clocks_go_back(
             time.sleep(1.1 * run)
             monkeypatch.setenv("TZ", zone)
             time.tzset()
-            last = RunDirectory.new(config, run).path
+            last = RunDirectory.new(config, run, simulated=True).path
             (last / "config.json").write_text("{}")
         assert RunDirectory.find(config).path == last
     finally:

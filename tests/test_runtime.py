@@ -169,8 +169,14 @@ def test_a_personal_model_that_did_not_come_is_named(
     assert line == "The personal model of client 0 was not exported: no answer within 1 s"
 
 
+def test_a_run_of_real_nodes_is_named_after_its_federation(tmp_path: Path) -> None:
+    config = read_keys(RunConfig, run_config(tmp_path, method="fedavg", federation="clinic", seed=3))
+    assert RunDirectory.new(config, 1, simulated=True).path.name.endswith("-fedavg-digits-seed3-000001")
+    assert RunDirectory.new(config, 2, simulated=False).path.name.endswith("-fedavg-clinic-seed3-000002")
+
+
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
-    directory = RunDirectory.new(read_keys(RunConfig, run_config(tmp_path)), 1)
+    directory = RunDirectory.new(read_keys(RunConfig, run_config(tmp_path)), 1, simulated=True)
     (directory.path / "history.jsonl").symlink_to("/dev/full")
     with pytest.raises(FloretError, match=r"history.jsonl: cannot be written \(No space left on device\)"):
         directory.append_history(Round(1, {}, {}, {}, None, Traffic(), (), (), 0.1))
