@@ -17,15 +17,17 @@ from common.home import floret_home
 def privacy(client_name: str | None, state_dir: Path | None, delta: float, lines: bool) -> None:
     """Show what the clients of this device have spent on differential privacy, over all their runs.
 
-    Also while a node is running. The epsilon of an example counts all runs, those that protect the whole client up to
-    twice, since one example may turn its update around; that of the client only the runs that protect it.
+    Also while a node is running. The epsilon of an example counts all runs, those that protect the whole client with
+    two to three times theirs, since one example may turn its update around; that of the client only the runs that
+    protect it. Runs without privacy have none: of clients that took part in one this is said.
     """
     from common.errors import FloretError
-    from common.privacy.ledger import FOLDER, Ledger, spent_by_client, spent_by_example
+    from common.privacy.ledger import FOLDER, UNPROTECTED, Ledger, spent_by_client, spent_by_example
 
     folder = (state_dir.expanduser() if state_dir else floret_home() / "state") / FOLDER
     # Of a ledger that lost its lines the other file tells.
-    names = sorted({path.stem for kind in ("*.jsonl", "*.json") for path in folder.glob(kind)})
+    unprotected = {path.stem for path in (folder / UNPROTECTED).glob("*.json")}
+    names = sorted(unprotected | {path.stem for kind in ("*.jsonl", "*.json") for path in folder.glob(kind)})
     if client_name is not None and client_name not in names:
         raise FloretError(
             f"--client-name {client_name!r}: no ledger in {folder}; there is {', '.join(names) or 'none'}"
@@ -34,11 +36,15 @@ def privacy(client_name: str | None, state_dir: Path | None, delta: float, lines
         raise FloretError(f"{folder}: no client has spent anything yet; see --state-dir")
     for name in names if client_name is None else [client_name]:
         found = Ledger(folder / f"{name}.jsonl").lines()
+        if name in unprotected and not found:
+            click.echo(f"client {name}: took part in runs without privacy alone; nothing is promised of its data")
+            continue
         runs = len({line.run for line in found})
         spent = f"an example has spent epsilon {spent_by_example(found, delta):.4g}"
         if any(line.unit == "client" for line in found):
             spent += f", of runs that protect the client {spent_by_client(found, delta):.4g}"
-        click.echo(f"client {name}: {spent} at delta {delta:g}; {len(found)} lines, {runs} runs")
+        more = "; it took part in runs without privacy, too, which nothing bounds" if name in unprotected else ""
+        click.echo(f"client {name}: {spent} at delta {delta:g}; {len(found)} lines, {runs} runs{more}")
         if lines:
             for line in found:
                 by = "server" if line.by_server else "node"
@@ -47,3 +53,5 @@ def privacy(client_name: str | None, state_dir: Path | None, delta: float, lines
                     f"{line.method}: {line.unit}, noise {line.noise:.4g} by the {by}, rate {line.rate:.4g}, "
                     f"{line.steps} steps"
                 )
+    if client_name is None and len(names) > 1:
+        click.echo("What clients with the same data have spent adds up.")

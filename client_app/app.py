@@ -26,7 +26,7 @@ from common.errors import ConfigError, DataError, FloretError, one_line
 from common.filters import ClientFilters
 from common.home import floret_home
 from common.names import without_prefix
-from common.privacy.ledger import Ledger
+from common.privacy.ledger import Ledger, note_unprotected
 from common.registry import load_class
 from common.simulation import in_local_engine, in_simulation
 from common.wire import find_record, pack, to_record
@@ -257,6 +257,8 @@ class Request:
                     f"{found.head_layers}"
                 )
             policy.check_day(Audit(self.state_dir, self.name).count_round())
+            if self.has_own_data and not self.protects:
+                note_unprotected(self.state_dir, self.name)
 
     def _check_said(self, classes: int) -> None:
         """Check what a message to a protected client says against its run.

@@ -563,18 +563,25 @@ class FloretClient(NumPyClient):
         with torch.no_grad(), self.autocast():
             return torch.cat([extractor(batch.x).flatten(1) for batch in passes(self.data.train)])
 
-    def cached_teacher(self, teacher: Callable[[Tensor], list[Tensor]]) -> Callable[[Batch], list[Tensor]]:
+    def cached_teacher(
+        self, teacher: Callable[[Tensor], list[Tensor]], *, leaves: bool = True
+    ) -> Callable[[Batch], list[Tensor]]:
         """Return a function from a training batch to what a frozen ``teacher`` answers for it, without gradients.
 
         Training data do not change during a round, so with several epochs the teacher is asked once about all of them
         if its answers fit into ``TEACHER_BYTES``; else about every batch.
 
+        Where examples are protected it is asked about every batch, as the student is: an answer from another batch may
+        differ in its last bits, by how many examples there are, and a server may make much of the difference.
+
         Args:
             teacher: from normalised inputs to tensors, the samples along the first dimension of each.
+            leaves: what is trained on the answers leaves the client.
         """
         train = self.data.train
+        once = self.config.local_epochs > 1 and not (leaves and self.trains_examples)
         with torch.no_grad(), self.autocast():
-            answers = (teacher(batch.x) for batch in passes(train)) if self.config.local_epochs > 1 else iter(())
+            answers = (teacher(batch.x) for batch in passes(train)) if once else iter(())
             first = next(answers, None)
             if first and len(train) and sum(part.nbytes / len(part) for part in first) * len(train) <= TEACHER_BYTES:
                 cached = [torch.cat(parts) for parts in zip(first, *answers, strict=True)]
@@ -708,7 +715,7 @@ class FloretClient(NumPyClient):
         if names and epochs:
             if self.setting.state.round:
                 self.load_tensors(personal)
-            features = self.cached_teacher(lambda x: [self.model.extractor(x)])
+            features = self.cached_teacher(lambda x: [self.model.extractor(x)], leaves=False)
 
             def head_loss(batch: Batch) -> Tensor:
                 return F.cross_entropy(self.model.head(features(batch)[0]), batch.y)

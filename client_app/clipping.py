@@ -19,8 +19,6 @@ from client_app.batches import Batch
 Losses = Callable[[Batch], Tensor]
 # Norms and inputs up to here times their factors are far from what float32 cannot hold.
 _MOST = 1e30
-# With fewer rows, libraries compute a row in another order of sums, so it would depend on how many others there are.
-_FEWEST = 4
 
 
 class _Linear:
@@ -159,7 +157,7 @@ class Clipping:
             parameter.grad = torch.zeros_like(parameter)
         total = 0.0
         while count := len(batch.y):
-            values = losses(_padded(batch))
+            values = losses(batch.padded())
             slopes = torch.autograd.grad(values.sum(), [edge for _, edge in self._seen.values()])
             shares = [
                 _share(layer, inputs, slope)
@@ -203,15 +201,6 @@ def _share(layer: nn.Module, inputs: Tensor, slopes: Tensor) -> _Share:
     if isinstance(layer, nn.Conv2d):
         return (_FewPlaces if _FewPlaces.suits(layer, slopes) else _FewWeights)(layer, inputs, slopes)
     raise TypeError(f"{layer} with inputs {tuple(inputs.shape)}: the gradients of its examples are not computed")
-
-
-def _padded(batch: Batch) -> Batch:
-    """Return the batch, a small one with its first row again and again at its end."""
-    count = len(batch.y)
-    if count >= _FEWEST:
-        return batch
-    rows = torch.arange(_FEWEST, device=batch.y.device)
-    return batch.at(rows.where(rows < count, 0))
 
 
 def _largest(inputs: Tensor) -> Tensor:

@@ -293,7 +293,9 @@ class Protection:
     def noised(self, gradient: Tensor) -> Tensor:
         """Return a summed gradient with noise, divided by the expected size of a batch."""
         assert self._plan is not None
-        noise = torch.from_numpy(self.noise.normal(tuple(gradient.shape), self._plan.noise * self.keys.clip))
+        # A single step is released as it is.
+        draw = self.noise.once if self._passes * self._plan.steps == 1 else self.noise.normal
+        noise = torch.from_numpy(draw(tuple(gradient.shape), self._plan.noise * self.keys.clip))
         return noise.to(gradient.device).add_(gradient).div_(self._plan.batch).to(gradient.dtype)
 
     def update(self, sent: dict[str, Tensor], received: dict[str, Tensor]) -> dict[str, Tensor]:

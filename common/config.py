@@ -310,6 +310,12 @@ class RunConfig:
             raise ConfigError(
                 f"precision = {self.precision!r}: privacy.unit = 'example' clips gradients, whose norms need float32"
             )
+        if self.privacy.unit == "example" and self.threads != 1:
+            # With several, the rounding of an example's row depends on how many others there are, from any number on.
+            raise ConfigError(
+                f"threads = {self.threads}: privacy.unit = 'example' needs 1, with which the rounding of an example "
+                "does not depend on the others"
+            )
 
     @property
     def seed_of_data(self) -> int:

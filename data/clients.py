@@ -205,12 +205,12 @@ def load_own(
     label. Kept in memory until a file changes; decoded images also as a file in ``cache``, for later processes.
 
     With ``silent`` nothing but the samples depends on which classes there are: what a label means is said by the run or
-    by ``classes.txt``, never by the folders. The training part may be empty; folders of other names are left out, and
-    labels beyond ``num-classes`` are for the caller to leave out.
+    by ``classes.txt``, never by the folders, and the form of images by the run. Either part may be empty; folders of
+    other names are left out, and labels beyond ``num-classes`` are for the caller to leave out.
 
     Raises:
-        ConfigError: with ``silent``, there are folders and nobody says what their labels are, or ``class-names`` has
-            more classes than ``num-classes``.
+        ConfigError: with ``silent``, there are folders and nobody says what their labels are or what form images have,
+            or ``class-names`` has more classes than ``num-classes``.
         DataError: there are neither or both, a file is missing or cannot be used, images differ in size or kind, a
             folder is not in the list of classes, or a label does not fit into ``num-classes``.
     """
@@ -233,7 +233,12 @@ def load_own(
     form = Form(config.image_size, config.image_channels)
     if silent:
         names = given_names(directory, parts, said)
-        train, test = find_images(parts[0], names, silent=True, empty=True), find_images(parts[1], names, silent=True)
+        for key, value in (("image-size", form.size), ("image-channels", form.channels)):
+            if not value:
+                raise ConfigError(
+                    f"{key} = 0: where data are protected, no image may decide whether the others fit; set {key}"
+                )
+        train, test = (find_images(part, names, silent=True) for part in parts)
         return _load_images(train, test, form, cut, names, len(names), cache)
     names = class_names(directory, parts, said, config.num_classes)
     train, test = (find_images(part, names) for part in parts)

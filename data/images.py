@@ -153,14 +153,14 @@ def listed_names(directory: Path, names: tuple[str, ...]) -> tuple[tuple[str, ..
     return names, "class-names"
 
 
-def find_images(part: Path, names: Sequence[str], *, silent: bool = False, empty: bool = False) -> ImageFiles:
+def find_images(part: Path, names: Sequence[str], *, silent: bool = False) -> ImageFiles:
     """Return the images in the class folders of ``part`` and in the folders below them, links followed.
 
     An image is what ``EXTENSIONS`` names, in capitals or not; hidden and other files and hidden folders are left out;
     with ``silent`` also class folders that are not among ``names``.
 
     Raises:
-        DataError: there is none, and it may not be ``empty``, or one is not a regular file, or a folder cannot be read.
+        DataError: there is none, without ``silent``, or one is not a regular file, or a folder cannot be read.
     """
     files, labels, stamps = [], [], []
     for folder in class_folders(part) if silent else _some_folders(part):
@@ -174,7 +174,7 @@ def find_images(part: Path, names: Sequence[str], *, silent: bool = False, empty
             files.append(path)
             labels.append(label)
             stamps.append((found.st_mtime_ns, found.st_size))
-    if not files and not empty:
+    if not files and not silent:
         raise DataError(f"{part} has no images: put files ending in {', '.join(EXTENSIONS)} into its class folders")
     return ImageFiles(tuple(files), tuple(labels), tuple(stamps))
 
@@ -190,7 +190,7 @@ def read_images(files: Sequence[str], form: Form, *, mixed: bool) -> npt.NDArray
         DataError: names the first image that cannot be decoded, has more than 8 bits a channel, or differs from the
             first in size, or in kind if not ``mixed``; or this machine has no memory for all of them.
     """
-    pixels = np.empty((0, 1, 0, 0), dtype=np.uint8)
+    pixels = np.empty((0, form.channels or 1, form.size, form.size), dtype=np.uint8)
     with warnings.catch_warnings():
         from PIL import Image
 

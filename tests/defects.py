@@ -1082,8 +1082,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "key pfakd.distill-reduction is ignored",
-            "features, own.distill_reduction)",
-            'features, "mean")',
+            "received, own.distill_reduction)",
+            'received, "mean")',
             f"{KEYS}::test_a_loss_has_the_weights_of_the_keys",
         ),
     ),
@@ -2328,6 +2328,12 @@ DEFECTS: list[Defect] = [
             "        penalty = None\n",
             f"{PRIVATE}::test_a_step_on_protected_examples_by_hand",
         ),
+        (
+            "PFAKD's teacher is asked about all of the protected data at once",
+            "and not (leaves and self.trains_examples)",
+            "",
+            "tests/test_privacy.py::test_where_examples_are_protected_a_teacher_is_asked_about_the_batch",
+        ),
     ),
     *_of(
         "privacy",
@@ -2373,12 +2379,6 @@ DEFECTS: list[Defect] = [
             "fine = (norms <= _MOST) & (inputs <= _MOST)",
             "fine = torch.isfinite(norms)",
             f"{PRIVATE}::test_what_is_too_large_to_be_clipped_counts_as_zero",
-        ),
-        (
-            "a row's rounding depends on how many others there are",
-            "if count >= _FEWEST:",
-            "if True:",
-            f"{PRIVATE}::test_a_small_batch_is_computed_as_one_of_four",
         ),
         (
             "a layer that is used twice counts once",
@@ -2461,6 +2461,12 @@ DEFECTS: list[Defect] = [
             "return spent(lines, self._budget.delta, releases)",
             "return spent([line for line in lines if line.unit == self._line.unit], self._budget.delta, releases)",
             "tests/test_privacy.py::test_examples_of_a_client_that_was_protected_as_a_whole_have_spent_more",
+        ),
+        (
+            "a single step has the noise of one among many",
+            "self.noise.once if self._passes * self._plan.steps == 1 else self.noise.normal",
+            "self.noise.normal",
+            "tests/test_privacy.py::test_a_single_step_has_the_noise_of_what_is_released_at_once",
         ),
     ),
     *_of(
@@ -2594,6 +2600,66 @@ DEFECTS: list[Defect] = [
             "self.told = self._simulated or not config.privacy.on",
             "self.told = True",
             "tests/test_privacy.py::test_numbers_of_samples_that_were_not_told_are_not_made_up",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "client_app/batches.py",
+        (
+            "a row's rounding depends on how many others there are",
+            "if not 0 < count < FEWEST:",
+            "if True:",
+            "tests/test_privacy.py::test_a_small_batch_is_computed_as_one_of_four",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "client_app/methods/pfakd.py",
+        (
+            "PFAKD subtracts features of another batch from those of protected examples",
+            "if own.beta and self.trains_examples:",
+            "if False:",
+            "tests/test_privacy.py::test_with_one_example_more_the_sum_moves_by_its_bound_whatever_pfakd_beta_is",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "common/config.py",
+        (
+            "protected examples are trained on several threads",
+            'if self.privacy.unit == "example" and self.threads != 1:',
+            "if False:",
+            "tests/test_privacy.py::test_what_is_trained_on_protected_examples_has_one_thread",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "data/clients.py",
+        (
+            "one image of another form is told of protected data",
+            '            if not value:\n                raise ConfigError(\n                    f"{key} = 0: where',
+            '            if False:\n                raise ConfigError(\n                    f"{key} = 0: where',
+            "tests/test_privacy.py::test_labels_of_images_do_not_follow_from_the_folders_that_there_are",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "data/images.py",
+        (
+            "a test part without images of a class is told of protected data",
+            "if not files and not silent:",
+            "if not files:",
+            "tests/test_privacy.py::test_labels_of_images_do_not_follow_from_the_folders_that_there_are",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "client_app/app.py",
+        (
+            "a run without privacy leaves nothing beside the ledger",
+            "if self.has_own_data and not self.protects:",
+            "if False:",
+            "tests/test_privacy.py::test_the_command_tells_of_runs_without_privacy_and_of_several_clients",
         ),
     ),
     *_of(

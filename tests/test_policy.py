@@ -50,8 +50,9 @@ class Site:
         self.train_y = np.arange(60) % CLASSES
         (self.folder / "data").mkdir(parents=True)
         np.savez(self.folder / "data" / "train.npz", x=self.train_x, y=self.train_y)
-        test_y = np.repeat(np.arange(CLASSES), HISTOGRAM)
-        np.savez(self.folder / "data" / "test.npz", x=rng.random((len(test_y), SIDE), dtype=np.float32), y=test_y)
+        self.test_y = np.repeat(np.arange(CLASSES), HISTOGRAM)
+        test_x = rng.random((len(self.test_y), SIDE), dtype=np.float32)
+        np.savez(self.folder / "data" / "test.npz", x=test_x, y=self.test_y)
         self.node: dict[str, Any] = {
             "client-name": "site",
             "data-dir": str(self.folder / "data"),

@@ -26,7 +26,7 @@ from scipy.stats import norm
 
 from cli.main import floret
 from client_app.app import Request
-from client_app.batches import Batch
+from client_app.batches import Batch, passes
 from client_app.client import FEEDS, MEMORY, MODEL, FloretClient
 from client_app.clipping import clipping
 from client_app.protection import COUNT
@@ -49,7 +49,7 @@ from common.privacy.noise import Noise, clipped
 from common.registry import load_class
 from common.seeds import torch_generator
 from common.wire import from_record, to_record
-from data import ClientData
+from data import ClientData, Split
 from engine.checks import check_run
 from models import build_model
 from models.examples import check_examples
@@ -67,7 +67,7 @@ from strategies.core.protection import PrivateMean, Protection
 from tests.harness import federate, kept, run_config, timeless
 from tests.local import Local
 from tests.test_losses import Halted
-from tests.test_policy import CLASSES, Site, arrays_of, described, initial, metrics_of, shared
+from tests.test_policy import CLASSES, SIDE, Site, arrays_of, described, initial, metrics_of, shared
 from tests.test_report import Page
 
 EXAMPLE: dict[str, Any] = {"privacy__unit": "example", "num_classes": 10}
@@ -393,6 +393,60 @@ def test_a_small_batch_is_computed_as_one_of_four(count: int) -> None:
     wanted = torch.autograd.grad(losses(Batch(x, none, none)).sum(), list(layer.parameters()))
     for parameter, expected in zip(layer.parameters(), wanted, strict=True):
         torch.testing.assert_close(parameter.grad, expected)
+
+
+@pytest.mark.parametrize("count", [64, 67])
+def test_with_one_example_more_the_sum_moves_by_its_bound_whatever_pfakd_beta_is(tmp_path: Path, count: int) -> None:
+    x, y = torch.randn(count + 1, SIDE, generator=torch.Generator().manual_seed(5)).numpy(), np.arange(count + 1)
+    sums = []
+    for samples in (count, count + 1):
+        site = Site(tmp_path / str(samples), "min-noise: 0")
+        np.savez(site.folder / "data" / "train.npz", x=x[:samples], y=y[:samples] % CLASSES)
+        before = shared(initial())
+        # One step with next to no noise: what leaves is the sum of clipped gradients over the counted examples.
+        keys = {"privacy__epsilon": 0.0, "privacy__noise": 1e-9, "batch_size": 100_000, "momentum": 0.0}
+        more = {"method": "pfakd", "pfakd__beta": 1e12, "privacy__head_epochs": 0, "weight_decay": 0.0}
+        sent = arrays_of(site.ask("train", before, {"lr": 1.0}, **{**PROTECTED, **keys, **more}))
+        (found,) = [line.count for line in Ledger.of(site.folder / "state", "site").lines() if line.count is not None]
+        sums.append({name: (before[name].astype(float) - sent[name]) * max(found, 1.0) for name in before})
+    moved = math.sqrt(sum(float(np.square(sums[0][name] - sums[1][name]).sum()) for name in sums[0]))
+    assert 0.1 < moved < 1.001
+
+
+def test_where_examples_are_protected_a_teacher_is_asked_about_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path)
+
+    def of_the_test_part(split: Split) -> Iterator[Batch]:
+        assert len(split) == len(site.test_y)
+        return passes(split)
+
+    monkeypatch.setattr("client_app.client.passes", of_the_test_part)
+    keys = {"method": "pfakd", "local_epochs": 2, "privacy__head_epochs": 0, "pfakd__attention_transfer": True}
+    assert arrays_of(site.ask("train", shared(initial()), **{**PROTECTED, **keys})).keys() == shared(initial()).keys()
+
+
+def test_what_is_trained_on_protected_examples_has_one_thread(tmp_path: Path) -> None:
+    config_of(tmp_path, **PROTECTED, threads=1)
+    config_of(tmp_path, **CLIENT, threads=2)
+    with pytest.raises(ConfigError, match=r"threads = 2: privacy.unit = 'example' needs 1, with which the rounding"):
+        config_of(tmp_path, **PROTECTED, threads=2)
+
+
+@pytest.mark.parametrize(("batch_size", "draws"), [(100_000, 4), (32, 1)])
+def test_a_single_step_has_the_noise_of_what_is_released_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int, draws: int
+) -> None:
+    asked = Counter[str]()
+    for name in ("once", "normal"):
+        was = getattr(Noise, name)
+        monkeypatch.setattr(Noise, name, lambda *given, n=name, f=was: asked.update([n]) or f(*given))
+    keys = {"method": "fedavg", "batch_size": batch_size, "privacy__epsilon": 0.0, "privacy__noise": 1.0}
+    Site(tmp_path).ask("train", initial(), **{**PROTECTED, **keys})
+    # The noisy count is released at once, too.
+    assert (asked["once"] > 1) == (draws == 4)
+    assert (asked["normal"] > 1) == (draws == 1)
 
 
 def test_a_layer_that_is_used_twice_has_no_gradients_of_examples() -> None:
@@ -1390,7 +1444,7 @@ def test_labels_of_images_do_not_follow_from_the_folders_that_there_are(
     tmp_path: Path, unit: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     site = Site(tmp_path)
-    keys: dict[str, Any] = {"num_classes": 3, "privacy__unit": unit}
+    keys: dict[str, Any] = {"num_classes": 3, "privacy__unit": unit, "image_channels": 1}
 
     def labels(train: dict[str, int], **more: Any) -> list[int]:
         folders_of(site, train)
@@ -1425,9 +1479,43 @@ def test_labels_of_images_do_not_follow_from_the_folders_that_there_are(
     folders_of(site, {"cold": 4, "flu": 5})
     (tmp_path / "data" / "classes.txt").write_text("asthma\ncold\nflu\n")
     assert data_of(site, **keys).train.y.bincount(minlength=3).tolist() == [0, 4, 5]
+    # Nobody asks class by class what there is in the test part, or, by an image of another form, whether one is there.
+    folders_of(site, {"asthma": 4})
+    Image.new("RGB", (9, 9)).save(tmp_path / "data" / "train" / "asthma" / "another.png")
+    data = data_of(site, class_names="asthma", **keys)
+    assert (len(data.train), len(data.test), data.input_shape) == (5, 0, (1, 8, 8))
+    described = site.ask("query.describe", model="mlp", image_size=8, class_names="measles", **keys)
+    assert "client" in described
+    for key in ("image_size", "image_channels"):
+        own = {"image_size": 8, **keys, key: 0}
+        why = f"{key.replace('_', '-')} = 0: where data are protected, no image may decide whether the others fit; set "
+        assert site.refusal("query.describe", model="mlp", class_names="asthma", **own).startswith(why)
     # Without privacy folders may say it.
-    (tmp_path / "data" / "classes.txt").unlink()
+    folders_of(site, {"cold": 4, "flu": 5})
     assert data_of(site).class_names == ("cold", "flu")
+
+
+def test_the_command_tells_of_runs_without_privacy_and_of_several_clients(tmp_path: Path) -> None:
+    def told() -> list[str]:
+        done = CliRunner().invoke(floret, ["privacy", "--state-dir", str(tmp_path / "state")], catch_exceptions=False)
+        assert done.exit_code == 0
+        return done.output.splitlines()
+
+    site = Site(tmp_path)
+    site.ask("query.describe", method="fedavg", model="mlp")
+    assert not (tmp_path / "state" / ".privacy").exists()
+    site.ask("train", initial(), method="fedavg")
+    site.ask("train", initial(), method="fedavg")
+    assert told() == ["client site: took part in runs without privacy alone; nothing is promised of its data"]
+    site.ask("train", initial(), **{**PROTECTED, "method": "fedavg"})
+    (line,) = told()
+    assert line.startswith("client site: an example has spent epsilon ")
+    assert line.endswith(" 1 runs; it took part in runs without privacy, too, which nothing bounds")
+    site.node["client-name"] = "again"
+    site.ask("train", initial(), **{**PROTECTED, "method": "fedavg"})
+    again, first, both = told()
+    assert again.endswith(" 1 runs")
+    assert (first, both) == (line, "What clients with the same data have spent adds up.")
 
 
 def test_a_protected_clients_arrays_have_the_runs_names(tmp_path: Path) -> None:

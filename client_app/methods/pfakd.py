@@ -47,11 +47,18 @@ class PFAKD(FloretClient):
     parameters: PFAKDParameters
 
     def train(self) -> float:
-        """Train against the outputs of the received, frozen extractor, which are computed once a round."""
-        if self.parameters.beta:
-            self._features = self.training_features(self.model.extractor)
-        if self.parameters.attention_transfer:
-            teacher = self.frozen_extractor()
+        """Train against the outputs of the received, frozen extractor.
+
+        They are computed once a round, but where examples are protected for every batch, as ``cached_teacher`` says.
+        """
+        own = self.parameters
+        teacher = self.frozen_extractor() if own.attention_transfer or self.trains_examples else self.model.extractor
+        if own.beta and self.trains_examples:
+            self._received = self.cached_teacher(lambda x: [teacher(x).flatten(1)])
+        elif own.beta:
+            features = self.training_features(teacher)
+            self._received = lambda batch: [features[batch.index]]
+        if own.attention_transfer:
             self._attended = self.cached_teacher(lambda x: [attention_map(m) for m in teacher.stages(x)[1]])
         return super().train()
 
@@ -61,8 +68,8 @@ class PFAKD(FloretClient):
         loss = F.cross_entropy(self.model.head(output), batch.y)
         own = self.parameters
         if own.beta:
-            features = self._features[batch.index]
-            loss = loss + own.beta * distillation_loss(output.flatten(1), features, own.distill_reduction)
+            (received,) = self._received(batch)
+            loss = loss + own.beta * distillation_loss(output.flatten(1), received, own.distill_reduction)
         if own.attention_transfer:
             loss = loss + own.attention_weight * attention_loss(maps, self._attended(batch))
         return loss
@@ -73,7 +80,8 @@ class PFAKD(FloretClient):
         losses = F.cross_entropy(self.model.head(output), batch.y, reduction="none")
         own = self.parameters
         if own.beta:
-            squared = (output.flatten(1) - self._features[batch.index]).square()
+            (received,) = self._received(batch)
+            squared = (output.flatten(1) - received).square()
             losses = losses + own.beta * (squared.sum(1) if own.distill_reduction == "sum" else squared.mean(1))
         if own.attention_transfer:
             pairs = zip(maps, self._attended(batch), strict=True)

@@ -21,6 +21,8 @@ from common.errors import FloretError
 from common.privacy.accounting import Release, epsilon_of, epsilon_of_example
 
 FOLDER = ".privacy"
+# The folder in it of the clients that took part in runs without privacy, a file for each.
+UNPROTECTED = "unprotected"
 _FIRST = "0" * 64
 _BEFORE = "before"
 
@@ -185,6 +187,22 @@ class OpenLedger:
 
     def _write_head(self) -> None:
         write_manifest(self._head, {"lines": len(self.lines), "sha256": self._last}, private=True)
+
+
+def note_unprotected(state_dir: Path, client: str) -> None:
+    """Note on the disk that a client takes part in a run without privacy: of its data nothing is promised any more.
+
+    Raises:
+        FloretError: it cannot be written.
+    """
+    path = state_dir / FOLDER / UNPROTECTED / f"{client}.json"
+    if path.exists():
+        return
+    try:
+        make_folder(path.parent, private=True)
+        write_manifest(path, {"client": client}, private=True)
+    except OSError as error:
+        raise FloretError(f"{path} cannot be written ({error.strerror}); nothing leaves without it") from error
 
 
 def spent_by_example(lines: Iterable[Line], delta: float, beside: Iterable[Release] = ()) -> float:
