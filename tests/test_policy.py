@@ -448,7 +448,7 @@ def test_federations_and_disk(tmp_path: Path) -> None:
     for name in ("a", "b", "a"):
         assert "arrays" in site.ask("train", shared(initial()), federation=name)
     assert "max-federations = 2, and federation = 'c' would be one more" in site.refusal(federation="c")
-    assert {path.name for path in (tmp_path / "state").iterdir() if path.is_dir()} == {".audit", "a", "b"}
+    assert {path.name for path in (tmp_path / "state").iterdir() if path.is_dir()} == {".audit", ".privacy", "a", "b"}
     from click.testing import CliRunner
 
     runner = CliRunner()
