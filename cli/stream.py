@@ -44,7 +44,9 @@ def main(arguments: Sequence[str]) -> int:
                 signal.signal(getattr(signal, name), forward)
         run_id = _pass_on(process)
     if not run_id:
-        return process.returncode or _say("flwr run did not say which run it started; flwr list has it", 2)
+        code = process.returncode
+        # One that a signal ended has the signal's number, negative.
+        return abs(code) + 128 * (code < 0) or _say("flwr run did not say which run it started; flwr list has it", 2)
     place = [superlink] if superlink else []
     if ended:
         hints = "; ".join(f"flwr {verb} {' '.join([run_id, *place])} {does}" for verb, does in _HINTS)

@@ -76,7 +76,8 @@ class Audit:
                 # A client may be called anything.1, and its file would be that.jsonl.
                 path.replace(path.with_name(f"{path.name}.1"))
             with open_file(path, "ab", private=True) as file:
-                file.write(text.encode())
+                # A line that a full disk cut short stays, and this one is not part of it.
+                file.write(("\n" * _ends_within_a_line(path) + text).encode())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -117,3 +118,11 @@ def _bounded(value: Any) -> Any:
         return [_bounded(part) for part in value]
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= _TEXT else f"{text[:_TEXT]}... ({len(text)} characters)"
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"

@@ -34,7 +34,7 @@ def work(connection: Connection, plan: Plan, slot: int) -> None:
     while True:
         try:
             batch: Batch = from_bytes(connection.recv_bytes())
-        except EOFError:
+        except (EOFError, ConnectionError):  # the server has ended
             return
         for number in batch.forget:
             del shared[number]

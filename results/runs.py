@@ -495,8 +495,15 @@ class Runs:
         if before and not (before / "summary.json").is_file():
             _wait_for(before, watch)
             if not (before / "summary.json").is_file():
-                goes_on = _resumable(before) and not (self._exact and self._otherwise(before, spec))
+                otherwise = self._otherwise(before, spec)
+                if _resumable(before) and otherwise and not self._exact:
+                    # To go on would mix both, to begin anew would lose what there is.
+                    return f"{before} is half done; its rounds {' and '.join(otherwise)}: give the same, or remove it"
+                goes_on = _resumable(before) and not otherwise
+                resumed = _resumed(before)
                 self._start(spec, folder, code, {"resume": str(before)} if goes_on else {}, watch)
+                if goes_on and _resumed(before) > resumed and not self._wanted(folder, spec):
+                    return _reason(log)  # it did go on, and was ended again; the next command goes on from there
         elif before and _nothing_used(before):
             self._start(spec, folder, code, {}, watch)
         if not self._wanted(folder, spec):
@@ -835,6 +842,14 @@ def _nothing_used(run: Path) -> str:
 
 def _resumable(run: Path) -> bool:
     return any((run / "checkpoints").glob("round-*.json"))
+
+
+def _resumed(run: Path) -> int:
+    """Return how often a run was resumed."""
+    try:
+        return len(json.loads((run / "config.json").read_text(encoding="utf-8")).get("resumed", []))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return 0  # one that cannot be read cannot be resumed
 
 
 def _rounds(folder: Path) -> int:

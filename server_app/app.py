@@ -179,7 +179,8 @@ def _resume(directory: RunDirectory, checkpoints: Checkpoints, federation: Feder
     checkpoint, damaged = checkpoints.read()
     for reason in damaged:
         log.warning("%s; going back to round %d", reason, checkpoint.round)
-    if checkpoint.round >= config.rounds and (directory.path / "summary.json").is_file():
+    over = checkpoint.round == config.rounds and (directory.path / "summary.json").is_file()
+    if over or checkpoint.round > config.rounds:
         raise ConfigError(f"rounds = {config.rounds}: the run to resume has finished round {checkpoint.round}")
     federation.restore(checkpoint.about, checkpoint.clients)
     log.info("Resuming %s after round %d", directory.path, checkpoint.round)

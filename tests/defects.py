@@ -413,6 +413,16 @@ DEFECTS: list[Defect] = [
         ),
     ),
     *_of(
+        "checkpoint",
+        "server_app/app.py",
+        (
+            "a run goes on with fewer rounds than it has",
+            "if over or checkpoint.round > config.rounds:",
+            "if over:",
+            "tests/test_resume.py::test_no_run_goes_on_with_fewer_rounds_than_it_has",
+        ),
+    ),
+    *_of(
         "state",
         "client_app/state.py",
         (
@@ -1375,6 +1385,12 @@ DEFECTS: list[Defect] = [
             "path = self._others if uncounted else self._rounds",
             "path = self._rounds",
             "tests/test_policy.py::test_a_server_cannot_push_lines_out_of_the_audit_file",
+        ),
+        (
+            "a line of the audit file is glued to one that a full disk cut short",
+            '"\\n" * _ends_within_a_line(path) + text',
+            "text",
+            "tests/test_policy.py::test_a_line_that_a_full_disk_cut_short_takes_no_other_with_it",
         ),
     ),
     *_of(
@@ -2944,6 +2960,18 @@ DEFECTS: list[Defect] = [
             "if runs.done(job.spec) and (reason := _unreadable(runs, job)):",
             "if False and (reason := _unreadable(runs, job)):",
             "tests/test_experiments.py::test_a_damaged_run_of_a_sweep_leaves_the_others",
+        ),
+        (
+            "a run that is killed twice begins anew",
+            "if goes_on and _resumed(before) > resumed and not self._wanted(folder, spec):",
+            "if False:",
+            "tests/test_experiments.py::test_a_run_that_goes_on_and_is_killed_again_is_kept",
+        ),
+        (
+            "a half-done run goes on with other data",
+            "if _resumable(before) and otherwise and not self._exact:",
+            "if False:",
+            "tests/test_experiments.py::test_a_run_that_is_half_done_does_not_go_on_with_other_data",
         ),
     ),
     *_of(

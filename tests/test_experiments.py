@@ -16,6 +16,7 @@ from math import inf, nan
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner, Result
@@ -36,7 +37,7 @@ from server_app.settings import read_config
 from strategies import METHODS
 from strategies.core import FloretStrategy
 from tests.conftest import PATIENCE
-from tests.deployment import until
+from tests.deployment import children, commands, until
 from tests.harness import ROOT
 from tests.writing import WritingEngine
 
@@ -1180,6 +1181,17 @@ def test_a_stopped_run_that_used_no_reply_goes_on_and_failed(tmp_path: Path, mon
     keys = {"method": "fedper", "rounds": 60, "local-epochs": 1, "lr": 1e30, "checkpoint-every": 1}
     spec = RunSpec(keys, "num-supernodes=3 init-args-num-cpus=1")
     runs = Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
+    stopped(runs, spec)
+    assert not list(tmp_path.rglob("summary.json"))
+    failed = runs.run(spec, lambda _: None)
+    assert failed.startswith("no reply was used in any round; the first is refused: client 0: training diverged: ")
+    (config,) = tmp_path.rglob("config.json")
+    assert len(json.loads(config.read_text())["resumed"]) == 1
+    assert not runs.done(spec)
+
+
+def stopped(runs: Runs, spec: RunSpec) -> None:
+    """Begin a run and stop it after its first rounds."""
 
     def stop(rounds: int) -> None:
         if rounds:
@@ -1187,12 +1199,52 @@ def test_a_stopped_run_that_used_no_reply_goes_on_and_failed(tmp_path: Path, mon
 
     with pytest.raises(FloretError, match="stopped by the test"):
         runs.run(spec, stop)
-    assert not list(tmp_path.rglob("summary.json"))
-    failed = runs.run(spec, lambda _: None)
-    assert failed.startswith("no reply was used in any round; the first is refused: client 0: training diverged: ")
-    (config,) = tmp_path.rglob("config.json")
-    assert len(json.loads(config.read_text())["resumed"]) == 1
-    assert not runs.done(spec)
+
+
+def test_a_run_that_goes_on_and_is_killed_again_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    spec = RunSpec({"method": "local", "rounds": 150, "checkpoint-every": 1}, "num-supernodes=3 init-args-num-cpus=1")
+    runs = Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
+    stopped(runs, spec)
+    (history,) = tmp_path.rglob("history.jsonl")
+    before = history.read_bytes().count(b"\n")
+
+    def kill(rounds: int) -> None:
+        if rounds > before:
+            for pid, command in commands(children(os.getpid())).items():
+                if "-m engine" in command:
+                    os.kill(pid, signal.SIGKILL)
+
+    assert runs.run(spec, kill)
+    assert [*tmp_path.rglob("history.jsonl")] == [history]
+    assert before < history.read_bytes().count(b"\n") < 150
+    assert runs.run(spec, lambda _: None) == ""
+    assert [*tmp_path.rglob("history.jsonl")] == [history]
+    assert len(json.loads(history.with_name("config.json").read_text())["resumed"]) == 2
+
+
+def test_a_run_that_is_half_done_does_not_go_on_with_other_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    for name in ("a", "b"):
+        x = np.random.default_rng(ord(name)).standard_normal((90, 8), dtype=np.float32)
+        np.savez(tmp_path / f"{name}.npz", x_train=x, y_train=np.arange(90) % 3, x_test=x[:9], y_test=np.arange(9) % 3)
+    keys = {"method": "local", "rounds": 100, "dataset": "npz", "model": "mlp", "partition": "iid"}
+    first, other = (
+        RunSpec({**keys, "data-dir": str(tmp_path / f"{name}.npz")}, "num-supernodes=3 init-args-num-cpus=1")
+        for name in ("a", "b")
+    )
+    runs = Runs(ROOT, tmp_path / "out", check_run, LocalEngine(ROOT))
+    stopped(runs, first)
+    (history,) = tmp_path.rglob("history.jsonl")
+    run, was = history.parent, history.read_bytes()
+    line = (
+        f"{run} is half done; its rounds read {tmp_path}/a.npz, and {tmp_path}/b.npz is given: give the same, or remove"
+    )
+    assert runs.run(other, lambda _: None) == f"{line} it"
+    assert [*tmp_path.rglob("history.jsonl")] == [history]
+    assert history.read_bytes() == was
 
 
 @pytest.mark.thorough

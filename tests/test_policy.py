@@ -614,6 +614,17 @@ def test_nothing_leaves_without_its_line(tmp_path: Path) -> None:
         assert "site.jsonl cannot be written (Is a directory); nothing leaves without it" in refusal
 
 
+def test_a_line_that_a_full_disk_cut_short_takes_no_other_with_it(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.ask("train", shared(initial()))
+    file = tmp_path / "state/.audit/site.jsonl"
+    with file.open("ab") as torn:
+        torn.write(b'{"time": "2026')
+    site.ask("train", shared(initial()))
+    first, cut, last = file.read_text().splitlines()
+    assert (json.loads(first)["round"], cut, json.loads(last)["round"]) == (1, '{"time": "2026', 2)
+
+
 def test_the_audit_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("client_app.audit._LARGEST", 3000)
     site = Site(tmp_path)

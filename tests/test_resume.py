@@ -150,6 +150,16 @@ def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
         federate(tmp_path / "more", CLIENTS, states=tmp_path / "states", **keys, resume=str(short.directory))
 
 
+def test_no_run_goes_on_with_fewer_rounds_than_it_has(tmp_path: Path) -> None:
+    keys, states = keys_of("fedper"), tmp_path / "states"
+    run = federate(tmp_path / "runs", CLIENTS, states=states, **keys | {"rounds": 3}).directory
+    (run / "summary.json").unlink()
+    before = (run / "history.jsonl").read_bytes()
+    with pytest.raises(FloretError, match="rounds = 2: the run to resume has finished round 3"):
+        federate(tmp_path / "runs", CLIENTS, states=states, **keys | {"rounds": 2}, resume=str(run))
+    assert (run / "history.jsonl").read_bytes() == before
+
+
 def test_a_run_that_goes_on_is_unfinished_until_its_new_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = keys_of("fedper") | {"evaluate_every": 1}
     whole = federate(tmp_path / "whole", CLIENTS, **keys)

@@ -89,3 +89,13 @@ def test_the_log_of_a_run_that_goes_on_is_left(tmp_path: Path, name: str) -> Non
     assert process.stderr.read().decode().endswith(line)
     process.stderr.close()
     process.stdout.close()
+
+
+def test_a_command_that_a_signal_ends_before_there_is_a_run_has_the_code_of_the_signal(tmp_path: Path) -> None:
+    process = started(tmp_path, CODE="none")
+    assert process.stdout is not None
+    while process.stdout.readline() != b"round\n":
+        pass
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + signal.SIGTERM
