@@ -1209,11 +1209,13 @@ def test_a_run_that_goes_on_and_is_killed_again_is_kept(tmp_path: Path, monkeypa
     (history,) = tmp_path.rglob("history.jsonl")
     before = history.read_bytes().count(b"\n")
 
+    killed: list[int] = []
+
     def kill(rounds: int) -> None:
-        if rounds > before:
-            for pid, command in commands(children(os.getpid())).items():
-                if "-m engine" in command:
-                    os.kill(pid, signal.SIGKILL)
+        if rounds > before and not killed:
+            killed.extend(pid for pid, line in commands(children(os.getpid())).items() if "-m engine" in line)
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
 
     assert runs.run(spec, kill)
     assert [*tmp_path.rglob("history.jsonl")] == [history]
