@@ -1252,24 +1252,24 @@ def test_a_run_that_is_half_done_does_not_go_on_with_other_data(
 @pytest.mark.thorough
 def test_runs_at_the_same_time_are_stopped_and_go_on(env: dict[str, str], tmp_path: Path) -> None:
     rows = [{"name": name, "config": {"method": name}, "reported": [50]} for name in ("fedper", "pfakd", "fedavg")]
-    file = real(tmp_path, rounds=12, rows=rows, claims=[])
-    reproduce = command(file, "-c", "local-epochs=20 checkpoint-every=1", "--jobs", "2")
+    file = real(tmp_path, rounds=36, rows=rows, claims=[])
+    reproduce = command(file, "-c", "local-epochs=7 checkpoint-every=1", "--jobs", "2")
     reproduce += ["--federation-config", "init-args-num-cpus=2"]
     first = subprocess.Popen(reproduce, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
 
     def histories() -> list[int]:
         return [path.read_bytes().count(b"\n") for path in tmp_path.rglob("history.jsonl")]
 
-    until(lambda: [n > 2 for n in histories()] == [True] * 2 or first.poll() is not None, "no two runs")
+    until(lambda: [n > 0 for n in histories()] == [True] * 2 or first.poll() is not None, "no two runs")
     first.send_signal(signal.SIGHUP)  # as a terminal that closes
     assert first.wait(PATIENCE) == 130
     for started in list(tmp_path.rglob("config.json")):
         with (started.parent / ".lock").open("a") as lock:
             until(partial(unlocked, lock), "a run does not stop")
-    assert max(histories()) < 12
+    assert max(histories()) < 36
     second = subprocess.run(reproduce, env=env, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
     assert second.returncode == 0, second.stderr
-    assert histories() == [12] * 3
+    assert histories() == [36] * 3
     runs = json.loads((tmp_path / "out" / "real.json").read_text())["runs"]
     assert sorted(run["resumed"] for run in runs) == [0, 1, 1]
 
