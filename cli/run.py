@@ -44,6 +44,7 @@ def run(engine: str, kernels: str, arguments: tuple[str, ...]) -> None:
         raise click.UsageError(
             f"--kernels {kernels}: the SuperLink's processes are running already; use --engine local"
         )
+    from common import stream
     from common.extras import require
     from common.local_superlink import check_local_superlink, simulated_clients, use_own_commands
     from engine.checks import check_both_halves
@@ -66,9 +67,7 @@ def run(engine: str, kernels: str, arguments: tuple[str, ...]) -> None:
     command = ["flwr", "run", *rest, *(("--run-config", run_config_text(texts)) if texts else ())]
     if "--stream" in rest and "--format" not in {part.partition("=")[0] for part in rest}:
         # By its file: what is on PYTHONPATH would be there for the SuperLink that `flwr run` starts, too.
-        os.execv(
-            sys.executable, [sys.executable, "-P", str(Path(__file__).with_name("stream.py")), superlink, *command]
-        )
+        os.execv(sys.executable, [sys.executable, "-P", stream.__file__, superlink, *command])
     os.execvp("flwr", command)
 
 

@@ -36,6 +36,7 @@ from common.kernels import NATIVE, kernels_in_use, variables
 from common.local_superlink import check_local_superlink, simulated_clients, use_own_commands
 from common.resources import Part, Resources
 from common.run_config import default_config, merged
+from common.stream import STARTED
 from results.run import Run, read_run
 from results.text import countdown
 
@@ -52,7 +53,6 @@ _REAL_NODES = ("return-timeout",)
 _FOLDER, _ABOUT, _STARTS = "cells", "cell.json", "starts.json"
 _LOG = "log.txt"
 _POLL = 0.5
-_RUN_ID = re.compile(r"Successfully started run (\d+)")
 
 
 Check = Callable[[Mapping[str, Any], int | None], None]
@@ -322,10 +322,10 @@ class RayEngine:
 
     def _stop(self, log: Path) -> None:
         """Stop a run: it goes on in the SuperLink when only its log stream is ended."""
-        found = _RUN_ID.search(log.read_text(encoding="utf-8", errors="replace"))
+        found = STARTED.search(log.read_bytes())
         if found:
             place = [self._superlink] if self._superlink else []
-            subprocess.run(["flwr", "stop", found[1], *place], capture_output=True, check=False)
+            subprocess.run(["flwr", "stop", found[1].decode(), *place], capture_output=True, check=False)
 
 
 def engine_of(name: str, app: Path, superlink: str, kernels: str, at_once: int = 1) -> Engine:

@@ -4,13 +4,13 @@ import ast
 from pathlib import Path
 
 
-def described(folder: Path) -> dict[str, str]:
-    """Return name and first line of every method: every module of ``folder`` is one.
+def _described() -> dict[str, str]:
+    """Return name and first line of every method: every module of this folder is one.
 
     One that Python cannot read is among them, with what is wrong in the place of its line.
     """
     methods = {}
-    for file in sorted(folder.glob("*.py")):
+    for file in sorted(Path(__file__).parent.glob("*.py")):
         if file.stem != "__init__":
             try:
                 doc = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"), file.name)) or ""
@@ -20,4 +20,4 @@ def described(folder: Path) -> dict[str, str]:
     return methods
 
 
-METHODS: dict[str, str] = described(Path(__file__).parent)
+METHODS: dict[str, str] = _described()

@@ -3065,11 +3065,11 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "evidence",
-        "cli/stream.py",
+        "common/stream.py",
         (
             "a log's line is taken for the number of the run",
-            "        if not run_id and (found := _STARTED.search(line)):",
-            "        if found := _STARTED.search(line):",
+            "        if not run_id and (found := STARTED.search(line)):",
+            "        if found := STARTED.search(line):",
             "tests/test_stream.py::test_the_exit_code_tells_whether_the_run_finished",
         ),
         (

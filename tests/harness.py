@@ -144,6 +144,12 @@ class DirectGrid(Grid):
         return [self._replies.pop(i) for i in message_ids if i in self._replies]
 
 
+def without_the_first_after_two_rounds(grid: DirectGrid) -> list[int]:
+    """Return the nodes that are there, in the place of ``DirectGrid.get_node_ids``: a client goes away."""
+    rounds = {message.metadata.group_id for message in grid.messages if message.metadata.message_type == "train"}
+    return [node for node in grid.contexts if node != 1000 or len(rounds) < 2]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a run left behind."""

@@ -31,6 +31,7 @@ from tests.harness import (
     run_config,
     standing,
     timeless,
+    without_the_first_after_two_rounds,
 )
 
 
@@ -402,11 +403,7 @@ def test_a_client_that_does_not_answer_is_left_out(tmp_path: Path) -> None:
 def test_a_client_that_goes_away_is_told_and_the_figures_say_over_whom_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, participation: float
 ) -> None:
-    def present(grid: DirectGrid) -> list[int]:
-        rounds = {message.metadata.group_id for message in grid.messages if message.metadata.message_type == "train"}
-        return [node for node in grid.contexts if node != 1000 or len(rounds) < 2]
-
-    monkeypatch.setattr(DirectGrid, "get_node_ids", present)
+    monkeypatch.setattr(DirectGrid, "get_node_ids", without_the_first_after_two_rounds)
     outcome = federate(tmp_path, 4, method="fedper", rounds=4, participation=participation, evaluate_every=1)
     notes = [(line["round"], note["client"], note["note"]) for line in outcome.history for note in line["notes"]]
     assert notes == [(3, "0", "is away (3 of 4 clients are there)")]

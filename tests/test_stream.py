@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import stream
+from common import stream
 from tests.conftest import PATIENCE
 
 # As `flwr run --stream` and `flwr list` of Flower print.

@@ -21,7 +21,7 @@ import pytest
 
 from results.watch import Board, WatchServer
 from tests.conftest import PATIENCE
-from tests.harness import DirectGrid, federate
+from tests.harness import DirectGrid, federate, without_the_first_after_two_rounds
 from tests.test_report import make_run
 from tests.test_watch import HOSTILE, lines_of
 
@@ -392,11 +392,7 @@ def test_several_runs_side_by_side(tmp_path: Path, show: Callable[..., Browser])
 def test_a_mean_over_some_clients_says_over_how_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, show: Callable[..., Browser]
 ) -> None:
-    def present(grid: DirectGrid) -> list[int]:
-        rounds = {message.metadata.group_id for message in grid.messages if message.metadata.message_type == "train"}
-        return [node for node in grid.contexts if node != 1000 or len(rounds) < 2]
-
-    monkeypatch.setattr(DirectGrid, "get_node_ids", present)
+    monkeypatch.setattr(DirectGrid, "get_node_ids", without_the_first_after_two_rounds)
     page = show(federate(tmp_path, 4, method="fedper", rounds=4).directory)
     page.until(lambda: page.text("after-note") == "\u00b1 std over 3 of 4 clients, round 4")
     page.check()

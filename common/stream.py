@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-# What `flwr run` prints before the log.
-_STARTED = re.compile(rb"Successfully started run (\d+)")
+# What `flwr run` prints before the log, with the number of the run.
+STARTED = re.compile(rb"Successfully started run (\d+)")
 
 _INTERRUPTED = 128 + signal.SIGINT
 
@@ -44,12 +44,13 @@ def main(arguments: Sequence[str]) -> int:
                 signal.signal(getattr(signal, name), forward)
         run_id = _pass_on(process)
     if not run_id:
-        code = process.returncode
-        # One that a signal ended has the signal's number, negative.
-        return abs(code) + 128 * (code < 0) or _say("flwr run did not say which run it started; flwr list has it", 2)
+        if process.returncode < 0:  # by a signal of that number
+            return 128 - process.returncode
+        return process.returncode or _say("flwr run did not say which run it started; flwr list has it", 2)
     place = [superlink] if superlink else []
     if ended:
-        hints = "; ".join(f"flwr {verb} {' '.join([run_id, *place])} {does}" for verb, does in _HINTS)
+        where = " ".join([run_id, *place])
+        hints = f"flwr log {where} shows it; flwr stop {where} stops the run"
         return _say(f"run {run_id} goes on without its log here; {hints}", 128 + ended[0])
     status = _status(run_id, place)
     if status == "finished:completed":
@@ -61,15 +62,12 @@ def main(arguments: Sequence[str]) -> int:
     return _say(f"whether run {run_id} finished cannot be told: {status}", 2)
 
 
-_HINTS = (("log", "shows it"), ("stop", "stops the run"))
-
-
 def _pass_on(process: "subprocess.Popen[bytes]") -> str:
     """Print what a process prints until it ends; return the number of the run that it started, empty if none."""
     run_id = ""
     assert process.stdout is not None
     for line in process.stdout:
-        if not run_id and (found := _STARTED.search(line)):
+        if not run_id and (found := STARTED.search(line)):
             run_id = found[1].decode()
         try:
             sys.stdout.buffer.write(line)
