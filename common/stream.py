@@ -40,7 +40,8 @@ def main(arguments: Sequence[str]) -> int:
             process.send_signal(number)
 
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            if hasattr(signal, name):
+            # What was started to ignore a signal, by nohup or in a shell's background, goes on ignoring it.
+            if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN:
                 signal.signal(getattr(signal, name), forward)
         run_id = _pass_on(process)
     if not run_id:

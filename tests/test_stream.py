@@ -26,16 +26,23 @@ while os.environ["CODE"] == "none":
     print("round", flush=True)
 sys.exit(int(os.environ.get("CODE", "0")))
 """
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 STARTED = "\N{CONFETTI BALL} Successfully started run 7"
 
 
-def started(folder: Path, **variables: str) -> "subprocess.Popen[bytes]":
-    """Start a run whose command prints and does what ``variables`` say."""
+def started(folder: Path, ignored: tuple[str, ...] = (), **variables: str) -> "subprocess.Popen[bytes]":
+    """Start a run whose command prints and does what ``variables`` say, with these signals ignored and no others."""
     (folder / "flwr").write_text(COMMAND.format(python=sys.executable), encoding="utf-8")
     (folder / "flwr").chmod(0o755)
     env = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "PYTHONIOENCODING": "utf-8"} | variables
     command = [sys.executable, "-P", str(stream.__file__), "place", "flwr", "run", ".", "place", "--stream"]
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def take_signals() -> None:
+        for name in SIGNALS:
+            signal.signal(getattr(signal, name), signal.SIG_IGN if name in ignored else signal.SIG_DFL)
+
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, preexec_fn=take_signals)
 
 
 def listed(status: str) -> str:
@@ -73,7 +80,7 @@ def test_what_started_no_run_ends_with_the_code_of_the_command(
     assert process.returncode == result
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "pipe"])
+@pytest.mark.parametrize("name", [*SIGNALS, "pipe"])
 def test_the_log_of_a_run_that_goes_on_is_left(tmp_path: Path, name: str) -> None:
     process = started(tmp_path, STARTED=STARTED, CODE="none")
     assert process.stdout is not None
@@ -89,6 +96,20 @@ def test_the_log_of_a_run_that_goes_on_is_left(tmp_path: Path, name: str) -> Non
     assert process.stderr.read().decode().endswith(line)
     process.stderr.close()
     process.stdout.close()
+
+
+def test_a_signal_that_is_ignored_from_the_start_leaves_the_log(tmp_path: Path) -> None:
+    process = started(tmp_path, ignored=("SIGINT", "SIGHUP"), STARTED=STARTED, CODE="none")
+    assert process.stdout is not None
+    for number in (signal.SIGHUP, signal.SIGINT):
+        while process.stdout.readline() != b"round\n":
+            pass
+        process.send_signal(number)
+        # What was printed before the signal may wait in the pipe.
+        assert [process.stdout.readline() for _ in range(5)] == [b"round\n"] * 5
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + signal.SIGTERM
 
 
 def test_a_command_that_a_signal_ends_before_there_is_a_run_has_the_code_of_the_signal(tmp_path: Path) -> None:
