@@ -8,8 +8,9 @@ from torch import Tensor
 
 from data import Split
 
-# With fewer rows, libraries compute a row in another order of sums, so it would depend on how many others there are.
-FEWEST = 4
+# With fewer rows, libraries compute a row in another order of sums, so it would depend on how many others there are:
+# with fewer than 4 on AMD's CPUs, than 16 on Intel's (docs/privacy.md, "Rounding").
+FEWEST = 16
 
 
 @dataclass(frozen=True)

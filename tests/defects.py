@@ -2625,7 +2625,7 @@ DEFECTS: list[Defect] = [
             "a row's rounding depends on how many others there are",
             "if not 0 < count < FEWEST:",
             "if True:",
-            "tests/test_privacy.py::test_a_small_batch_is_computed_as_one_of_four",
+            "tests/test_privacy.py::test_a_small_batch_is_computed_as_one_of_sixteen",
         ),
     ),
     *_of(
