@@ -81,7 +81,7 @@ def client_table(run: Run) -> str:
     """
     line = run.history.last_complete()
     if line is None:
-        return "\n".join(filter(None, ["no accuracy per client: no round measured one", run.unfinished]))
+        return "\n".join(filter(None, ["no accuracy per client: no round measured one", run.fewer_rounds]))
     names = sorted(line.clients, key=natural_key)
     groups: list[tuple[str, list[str]]] = [("", names)]
     if len(names) > LONGEST_CLIENT_TABLE:
@@ -108,7 +108,7 @@ def client_table(run: Run) -> str:
         heading += f"; the mean is over {run.over(line)}"
     if len(groups) > 1:
         heading += f"\n{len(line.clients)} clients: the 10 worst and the 10 best are shown, the report has all"
-    return "\n".join([heading, "", *text, *([run.unfinished] if run.unfinished else [])])
+    return "\n".join([heading, "", *text, *([run.fewer_rounds] if run.fewer_rounds else [])])
 
 
 # Page

@@ -148,7 +148,7 @@ RUN = """
 <p class="muted">{{ run.setting("model") }} · {{ run.partition }} · {{ clients | length }}
 client{{ "" if clients | length == 1 else "s" }} · {{ run.planned_rounds }}
 round{{ "" if run.planned_rounds == 1 else "s" }} · seed {{ run.setting("seed") }}</p>
-{% if run.unfinished %}<p class="badge">{{ run.unfinished }}</p>{% endif %}
+{% if run.fewer_rounds %}<p class="badge">{{ run.fewer_rounds }}</p>{% endif %}
 </header>
 
 <div class="cards">
@@ -325,8 +325,8 @@ The highest mean is in bold.{% if fewer %} A dash before local training: only so
 {% for run, name in runs if run.figures_over %}
 <p class="note">{{ name }}: accuracies are over {{ run.figures_over }}</p>
 {% endfor %}
-{% for run, name in runs if run.unfinished %}
-<p class="badge">{{ name }}: {{ run.unfinished }}</p>
+{% for run, name in runs if run.fewer_rounds %}
+<p class="badge">{{ name }}: {{ run.fewer_rounds }}</p>
 {% endfor %}
 </section>
 

@@ -40,11 +40,15 @@ class Milestone:
 
 @dataclass(frozen=True)
 class Summary:
-    """What ``summary.json`` says of a finished run: of so many ``clients``, of which ``own`` have data of their own."""
+    """What ``summary.json`` says of a finished run: of so many ``clients``, of which ``own`` have data of their own.
+
+    It ended after the round ``last``, before the last that was planned if ``privacy.epsilon`` was spent.
+    """
 
     config: RunConfig
     clients: int
     figures: Figures
+    last: int
     own: int = 0
 
     def to_json(self) -> Json:
@@ -56,6 +60,7 @@ class Summary:
             "partition": _data(self.config.partition, self.own, self.clients),
             "clients": self.clients,
             "rounds": self.config.rounds,
+            **({"ended_after": self.last} if self.last < self.config.rounds else {}),
             "seed": self.config.seed,
             **self.figures.to_json(),
             "versions": versions(),
@@ -159,9 +164,20 @@ class Run:
         return self.rounds[-1].round if self.rounds else 0
 
     @property
-    def unfinished(self) -> str | None:
-        """Such as ``"unfinished: 7 of 20 rounds"``; None for a run that wrote its summary."""
-        return None if self.finished else f"unfinished: {self.last_round} of {self.planned_rounds} rounds"
+    def fewer_rounds(self) -> str | None:
+        """Such as ``"unfinished: 7 of 20 rounds"``; None if there are all that were planned."""
+        if self.finished and self.last_round >= self.planned_rounds:
+            return None
+        why = "unfinished"
+        if self.finished:
+            why = "its history lacks its end" if self.cut_short else "ended where privacy.epsilon was spent"
+        return f"{why}: {self.last_round} of {self.planned_rounds} rounds"
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the run finished, and its history has not all that it wrote."""
+        budget = self.config.get("privacy.unit", "none") != "none" and bool(self.config.get("privacy.epsilon"))
+        return self.finished and self.last_round < self.planned_rounds and not budget
 
     @property
     def dataset(self) -> str:

@@ -429,7 +429,7 @@ class Runs:
         """Return whether the run came to its end."""
         folder = self.folder(spec)
         run = _finished(folder)
-        return (folder / _ABOUT).is_file() and run is not None and not (self._exact and self._otherwise(run, spec))
+        return run is not None and _is_told(folder, run) and not (self._exact and self._otherwise(run, spec))
 
     def otherwise(self, spec: RunSpec) -> list[str]:
         """Return in what a run that is done was made otherwise than it would be now, a text each."""
@@ -460,6 +460,8 @@ class Runs:
         try:
             about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
             run = read_run(folder / about["run"])
+            if run.cut_short:
+                raise FloretError(f"{about['run']}/history.jsonl: {run.fewer_rounds}")
             return Outcome(run, about | {"file": npz_name(run.config)})
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, FloretError) as error:
             raise FloretError(f"{folder}: cannot be read ({error}); remove it to make the run again") from error
@@ -829,6 +831,16 @@ def _last_run(folder: Path) -> Path | None:
 def _finished(folder: Path) -> Path | None:
     runs = sorted(path.parent for path in folder.glob("*/summary.json"))
     return runs[-1] if runs else None
+
+
+def _is_told(folder: Path, run: Path) -> bool:
+    """Return whether what stands beside the runs of a folder is about ``run``, or cannot be read."""
+    try:
+        return bool(json.loads((folder / _ABOUT).read_text(encoding="utf-8"))["run"] == run.name)
+    except FileNotFoundError:
+        return False  # its program was killed before it wrote it
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return True  # said by who reads all of it
 
 
 def _nothing_used(run: Path) -> str:

@@ -94,7 +94,8 @@ def run(grid: Grid, context: Context) -> None:
         shape, classes = federation.input_shape, federation.num_classes
         strategy = build_strategy(config, kind, parameters, shape, classes, roster=federation.roster, session=session)
         if strategy.protection and config.privacy.by_server:
-            strategy.protection.keep(Ledger(directory.path / "privacy.jsonl"), session)
+            done = checkpoint.round if checkpoint else 0
+            strategy.protection.keep(Ledger(directory.path / "privacy.jsonl"), session, done)
         if checkpoint:
             restore(strategy, checkpoint)
         else:
@@ -116,7 +117,7 @@ def run(grid: Grid, context: Context) -> None:
         seconds = checkpoint.seconds + time.perf_counter() - started
         figures = History(rounds, config.rounds, config.evaluate_every).figures(seconds)
         own = sum(client.own for client in federation.roster)
-        summary = Summary(config, len(federation.roster), figures, own)
+        summary = Summary(config, len(federation.roster), figures, rounds[-1].round if rounds else 0, own)
         if simulated:
             export(grid, federation, directory.personal, session)
         finished = Run.of(directory.path, directory.about, rounds, figures)

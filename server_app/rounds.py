@@ -66,6 +66,13 @@ def run_rounds(
     known = data_of(federation)
     strategy.watcher = status
     strategy.summary()
+
+    def keep(server_round: int) -> None:
+        seconds = time.perf_counter() - begun
+        kept = grid.states() if isinstance(grid, LocalGrid) else {}
+        checkpoints.write(checkpoint_of(server_round, views(arrays), strategy, federation, seconds, kept))
+        strategy.session.checkpointed = server_round
+
     for server_round in range(checkpoint.round + 1, config.rounds + 1):
         started = time.perf_counter()
         status.round(server_round)
@@ -74,7 +81,7 @@ def run_rounds(
         if data_of(federation) != known:
             known = data_of(federation)
             joined()
-        if strategy.protection and strategy.protection.over(strategy.roster.present()):
+        if _spent(strategy):
             log.warning(
                 "privacy.epsilon = %g is spent after round %d of %d; the run ends here",
                 config.privacy.epsilon,
@@ -83,8 +90,8 @@ def run_rounds(
             )
             break
         arrays = _train(grid, strategy, arrays, server_round, status)
-        last = server_round == config.rounds
-        if evaluates_all(server_round, config.rounds, config.evaluate_every):
+        last = server_round == config.rounds or _spent(strategy)
+        if last or evaluates_all(server_round, config.rounds, config.evaluate_every):
             messages = strategy.configure_evaluate(server_round, arrays, ConfigRecord(), grid)
             status.phase("evaluating", strategy.awaited)
             strategy.aggregate_evaluate(server_round, send_and_receive(grid, messages, config.round_timeout))
@@ -94,14 +101,14 @@ def run_rounds(
         directory.append_history(line)
         history.append(line)
         if config.checkpoint_every and (server_round % config.checkpoint_every == 0 or last):
-            seconds = time.perf_counter() - begun
-            kept = grid.states() if isinstance(grid, LocalGrid) else {}
-            checkpoints.write(checkpoint_of(server_round, views(arrays), strategy, federation, seconds, kept))
-            strategy.session.checkpointed = server_round
+            keep(server_round)
         # After the checkpoint: a round that is run again cannot be deleted from every tracker.
         trackers.round(line)
         left = median(line.seconds for line in history) * (config.rounds - server_round)
         log.info("%s", log_line(line, config.rounds, left))
+    # Whoever had something left may have gone away since the last round.
+    if history and config.checkpoint_every and strategy.session.checkpointed < history[-1].round:
+        keep(history[-1].round)
     return history
 
 
@@ -170,6 +177,11 @@ def _await_clients(federation: Federation) -> None:
     while not federation.roster.present() and time.monotonic() < deadline:
         time.sleep(0.2)
         federation.refresh()
+
+
+def _spent(strategy: FloretStrategy) -> bool:
+    """Return whether nobody who is there has enough left of the budget for another round."""
+    return strategy.protection is not None and strategy.protection.over(strategy.roster.present())
 
 
 def _train(

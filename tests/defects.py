@@ -330,7 +330,7 @@ DEFECTS: list[Defect] = [
         ),
         (
             "clients are not told how far the server can go back",
-            "            strategy.session.checkpointed = server_round\n",
+            "        strategy.session.checkpointed = server_round\n",
             "",
             f"{RESUME}::test_checkpoints_that_are_rarer_than_rounds_and_crashes_that_are_not",
         ),
@@ -3083,6 +3083,66 @@ DEFECTS: list[Defect] = [
             '        return _say(f"run {run_id} goes on without its log here; {hints}", 128 + ended[0])',
             '        return _say(f"run {run_id} goes on without its log here; {hints}", 0)',
             "tests/test_stream.py::test_the_log_of_a_run_that_goes_on_is_left",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/runs.py",
+        (
+            "what stands beside a run counts for whichever run is there",
+            'return bool(json.loads((folder / _ABOUT).read_text(encoding="utf-8"))["run"] == run.name)',
+            'return bool(json.loads((folder / _ABOUT).read_text(encoding="utf-8"))["run"])',
+            "tests/test_kernels.py::test_a_run_is_told_of_though_its_program_was_killed_when_it_was_made",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/runs.py",
+        (
+            "a finished run whose history was cut counts",
+            "if run.cut_short:",
+            "if False:",
+            "tests/test_experiments.py::test_a_damaged_run_of_a_sweep_leaves_the_others",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "strategies/core/protection.py",
+        (
+            "a simulation that is resumed pays for rounds that it makes again",
+            "for server_round, release in paid.items() if server_round <= checkpointed]",
+            "for server_round, release in paid.items()]",
+            "tests/test_resume.py::test_a_resumed_simulation_ends_where_its_budget_does",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "strategies/core/protection.py",
+        (
+            "a simulation that is resumed notes its rounds twice",
+            "if server_round in paid:",
+            "if False:",
+            "tests/test_resume.py::test_a_resumed_simulation_ends_where_its_budget_does",
+        ),
+    ),
+    *_of(
+        "rounds",
+        "server_app/rounds.py",
+        (
+            "the round that spends the budget is not the last",
+            "last = server_round == config.rounds or _spent(strategy)",
+            "last = server_round == config.rounds",
+            "tests/test_resume.py::test_a_resumed_simulation_ends_where_its_budget_does",
+        ),
+    ),
+    *_of(
+        "rounds",
+        "server_app/rounds.py",
+        (
+            "the round before nobody has a budget is not kept",
+            "strategy.session.checkpointed < history[-1].round:",
+            "strategy.session.checkpointed < 0:",
+            "tests/test_privacy.py::test_a_run_whose_last_client_with_a_budget_goes_away_keeps_its_last_round",
         ),
     ),
 ]

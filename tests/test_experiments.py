@@ -575,7 +575,12 @@ def swept(tmp_path: Path, engine: WritingEngine) -> Result:
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("summary.json", "{"), ("config.json", "[]"), ("cell.json", "[]"), ("cell.json", '{"run": [1]}')],
+    [
+        ("summary.json", "{"),
+        ("config.json", "[]"),
+        ("cell.json", "[]"),
+        ("history.jsonl", ""),
+    ],
 )
 def test_a_damaged_run_of_a_sweep_leaves_the_others(tmp_path: Path, name: str, content: str) -> None:
     assert swept(tmp_path, WritingEngine()).exit_code == 0

@@ -166,6 +166,24 @@ def test_a_run_that_is_verified_has_the_same_kernels(tmp_path: Path, monkeypatch
     assert (outcome.about["machine"]["kernels"], outcome.run.figures.after.mean) == ("portable", 0.75)
 
 
+def test_a_run_is_told_of_though_its_program_was_killed_when_it_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside it stands what an earlier run measured, made with other kernels; that is another run."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    made(tmp_path, WritingEngine())
+    (about,) = tmp_path.rglob("cell.json")
+    earlier = about.read_bytes()
+    engine = WritingEngine("portable", after=0.75)
+    made(tmp_path, engine, exact=True)
+    about.write_bytes(earlier)
+    runs = made(tmp_path, engine, exact=True)
+    assert len(engine.made) == 1
+    outcome = runs.outcome(SPEC)
+    assert outcome is not None
+    assert (outcome.about["machine"]["kernels"], outcome.run.figures.after.mean) == ("portable", 0.75)
+
+
 @pytest.mark.parametrize(("kernels", "goes_on"), [("native", True), ("portable", False)])
 def test_a_run_that_was_stopped_goes_on_with_the_same_kernels_where_it_is_verified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str, goes_on: bool

@@ -993,6 +993,17 @@ def test_a_run_ends_at_its_budget_with_one_line(tmp_path: Path, caplog: pytest.L
         assert not any(line["refused"] for line in outcome.history)
 
 
+def test_a_run_whose_last_client_with_a_budget_goes_away_keeps_its_last_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([False, False, False, False, True])  # after and before rounds 1 and 2, and before round 3
+    monkeypatch.setattr("server_app.rounds._spent", lambda _: next(answers))
+    keys: dict[str, Any] = {**CLIENT, "method": "fedper", "rounds": 6, "checkpoint_every": 5}
+    outcome = federate(tmp_path / "runs", **keys)
+    assert [line["round"] for line in outcome.history] == [1, 2]
+    assert Checkpoints(outcome.directory / "checkpoints").read()[0].round == 2
+
+
 @pytest.mark.thorough
 def test_a_calibrated_run_spends_its_target(tmp_path: Path, local: Local) -> None:
     result = local.run(tmp_path / "runs", method="fedper", rounds=3, **EXAMPLE, privacy__epsilon=3.0)

@@ -17,6 +17,8 @@ from safetensors.numpy import load_file, save
 from client_app.app import app as client_app
 from common.durable import digest, read_manifest, write_manifest
 from common.errors import FloretError
+from common.privacy.accounting import Release, epsilon_of
+from common.privacy.ledger import Ledger
 from common.run_config import default_config
 from common.simulation import KeptState
 from results.run import read_run
@@ -200,6 +202,29 @@ def test_a_simulation_is_resumed_with_the_clients_that_it_had(tmp_path: Path) ->
     ):
         federate(tmp_path / "cut", 8, states=tmp_path / "states", resume=str(directory), **keys_of("fedper"))
     assert (directory / "config.json").read_bytes() == before
+
+
+@pytest.mark.usefixtures("like_ray")
+def test_a_resumed_simulation_ends_where_its_budget_does(tmp_path: Path) -> None:
+    """Rounds that it makes again have the same noise; the round that ends it is measured and kept as the last one."""
+    spent = epsilon_of([Release(4.0, 0.6, 5)], 1e-5)
+    keys = keys_of("fedper") | {"rounds": 9, "checkpoint_every": 3, "evaluate_every": 4, "num_classes": 10}
+    keys |= {"privacy__unit": "client", "privacy__where": "server", "privacy__noise": 4.0}
+    keys |= {"privacy__epsilon": spent + 1e-6}
+    whole = federate(tmp_path / "whole", CLIENTS, **keys)
+    assert [line["round"] for line in whole.history] == [1, 2, 3, 4, 5]
+    assert whole.summary["ended_after"] == 5
+    assert len(whole.history[-1]["clients"]) == CLIENTS
+    assert whole.summary["epsilon"] == pytest.approx(spent)
+    assert read_run(whole.directory).fewer_rounds == "ended where privacy.epsilon was spent: 5 of 9 rounds"
+    states = tmp_path / "states"
+    directory = crash(tmp_path / "cut", states, 5, **keys)
+    resumed = federate(tmp_path / "cut", CLIENTS, states=states, resume=str(directory), **keys)
+    assert timeless(whole.history) == timeless(resumed.history)
+    assert [line.round for line in Ledger(directory / "privacy.jsonl").lines()] == [1, 2, 3, 4, 5]
+    again = federate(tmp_path / "cut", CLIENTS, states=states, resume=str(directory), **keys)
+    assert timeless(whole.history) == timeless(again.history)
+    assert timeless(whole.summary) == timeless(again.summary)
 
 
 @pytest.mark.usefixtures("like_ray")

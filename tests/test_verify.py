@@ -287,7 +287,7 @@ def test_a_run_that_read_other_data_is_told_and_made_again_to_verify(
     def made(place: str, *, exact: bool = False) -> tuple[int, list[str]]:
         """Return how many runs were made, and what was said of those that were done."""
         engine = WritingEngine()
-        spec = RunSpec({"method": "fedper", "dataset": dataset, "data-dir": place}, "num-supernodes=2")
+        spec = RunSpec({"method": "fedper", "rounds": 1, "dataset": dataset, "data-dir": place}, "num-supernodes=2")
         runs = Runs(ROOT, tmp_path, lambda *_: None, engine, exact=exact)
         assert not run_missing(runs, [Job(spec, "One", lambda _: "")], keep_models=False)
         outcome = runs.outcome(spec)

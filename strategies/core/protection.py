@@ -81,12 +81,21 @@ class Protection:
         # Over how many clients, drawn or not, the mean of this round is.
         self._mean_over = 1.0
 
-    def keep(self, ledger: Ledger, session: Session) -> None:
-        """Keep the account in a file of the run's directory, and go on from what it has."""
-        self._account = [line.release for line in ledger.lines()]
-        config = self.config
+    def keep(self, ledger: Ledger, session: Session, checkpointed: int) -> None:
+        """Keep the account in a file of the run's directory, and go on from what it has.
+
+        A simulation makes the rounds after the one that is ``checkpointed`` again with the same draws and noise: they
+        release the same once more, and are not paid twice.
+        """
+        config, lines, paid = self.config, ledger.lines(), dict[int, Release]()
+        self._account = [line.release for line in lines]
+        if self._simulated:
+            paid = {line.round: line.release for line in lines}
+            self._account = [release for server_round, release in paid.items() if server_round <= checkpointed]
 
         def note(server_round: int, release: Release) -> None:
+            if server_round in paid:
+                return
             with ledger.open() as opened:
                 opened.add(
                     Line(
