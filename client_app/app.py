@@ -12,7 +12,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from client_app.audit import Audit
 from client_app.client import MEMORY, MODEL, ClientSetting, FloretClient, Resident
@@ -22,6 +22,7 @@ from client_app.protection import Budget, within
 from client_app.runtime import device_of, enter_app_folder, use_threads
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext, Store, identity, own_seed
 from common.config import RunConfig, one_of, read_keys
+from common.durable import write_whole
 from common.errors import ConfigError, DataError, FloretError, one_line
 from common.filters import ClientFilters
 from common.home import floret_home
@@ -460,7 +461,10 @@ def export(request: Request) -> RecordDict:
     folder, name = Path(str(request.scalars["directory"])), f"{request.name}.safetensors"
     content = RecordDict({"client": ConfigRecord({"file": name if model else ""})})
     if model and folder.is_dir():
-        save_file(model, folder / name)
+        try:
+            write_whole(folder / name, save(model), sync=False)
+        except OSError as error:
+            raise FloretError(f"{folder / name} cannot be written ({error.strerror})") from error
     elif model:
         content["model"] = to_record({name: tensor.numpy() for name, tensor in model.items()})
     return content

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from flwr.app import ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 import data
 from common.config import RunConfig, own_keys
@@ -22,6 +22,7 @@ from common.extras import require
 from common.flower import find_by_node, is_simulated
 from common.kernels import NATIVE, kernels_in_use
 from common.memory import return_freed_memory
+from common.names import natural_key
 from common.privacy.ledger import Ledger
 from common.simulation import LocalGrid
 from common.starts import Start
@@ -118,10 +119,10 @@ def run(grid: Grid, context: Context) -> None:
         figures = History(rounds, config.rounds, config.evaluate_every).figures(seconds)
         own = sum(client.own for client in federation.roster)
         summary = Summary(config, len(federation.roster), figures, rounds[-1].round if rounds else 0, own)
-        if simulated:
-            export(grid, federation, directory.personal, session)
         finished = Run.of(directory.path, directory.about, rounds, figures)
         write_report([finished], directory.path / "report.html")
+        if simulated:
+            export(grid, federation, directory.personal, session)
         # Last: a run that has one is finished, and is not resumed any more.
         directory.write_summary(summary)
         trackers.finish(summary)
@@ -246,20 +247,28 @@ def _about(federation: Federation, simulated: bool) -> dict[str, Any]:
 
 
 def export(grid: Grid, federation: Federation, folder: Path, session: Session) -> None:
-    """Let the clients of a simulation write their personal models into ``folder``, or write what they send."""
+    """Let the clients of a simulation write their personal models into ``folder``, or write what they send.
+
+    Raises:
+        FloretError: not all are there; the run, when it is resumed, goes on here.
+    """
     timeout = federation.config.round_timeout
     config = ConfigRecord({**session.scalars(), "round": federation.config.rounds, "directory": str(folder)})
     messages = [question(client.node_id, "export", config, timeout) for client in federation.roster]
-    silent = {client.name for client in federation.roster}
+    missing = {client.name: f"no answer within {timeout:g} s" for client in federation.roster}
     for reply in send_and_receive(grid, messages, timeout):
         name = federation.roster.at(reply.metadata.src_node_id).name
-        silent.discard(name)
         try:
             model = ExportReply.read(reply).model
-        except RefusedError as reason:
-            log.error("The personal model of client %s was not exported: %s", name, reason)
+            if model is not None:
+                write_whole(folder / f"{name}.safetensors", save(model), sync=False)
+        except (RefusedError, OSError) as reason:
+            missing[name] = str(reason)
             continue
-        if model is not None:
-            save_file(model, folder / f"{name}.safetensors")
-    for name in sorted(silent):
-        log.error("The personal model of client %s was not exported: no answer within %g s", name, timeout)
+        del missing[name]
+    if missing:
+        name = min(missing, key=natural_key)
+        raise FloretError(
+            f"{len(missing)} of {len(messages)} personal models were not exported, that of client {name}: "
+            f"{missing[name]}; resume the run, and it exports them again"
+        )

@@ -364,8 +364,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "a personal model that did not come is passed over",
-            "    for name in sorted(silent):",
-            "    for name in ():",
+            "    if missing:\n",
+            "    if False:\n",
             "tests/test_runtime.py::test_a_personal_model_that_did_not_come_is_named",
         ),
     ),
@@ -3120,7 +3120,7 @@ DEFECTS: list[Defect] = [
         "strategies/core/protection.py",
         (
             "a simulation that is resumed notes its rounds twice",
-            "if server_round in paid:",
+            "if paid.get(server_round) == release:",
             "if False:",
             "tests/test_resume.py::test_a_resumed_simulation_ends_where_its_budget_does",
         ),
@@ -3143,6 +3143,16 @@ DEFECTS: list[Defect] = [
             "strategy.session.checkpointed < history[-1].round:",
             "strategy.session.checkpointed < 0:",
             "tests/test_privacy.py::test_a_run_whose_last_client_with_a_budget_goes_away_keeps_its_last_round",
+        ),
+    ),
+    *_of(
+        "rounds",
+        "server_app/app.py",
+        (
+            "a personal model that finds no room counts as exported",
+            "            missing[name] = str(reason)\n            continue\n",
+            '            log.error("%s", reason)\n',
+            "tests/test_resume.py::test_personal_models_that_find_no_room_are_written_when_the_run_is_resumed",
         ),
     ),
 ]

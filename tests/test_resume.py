@@ -1,5 +1,6 @@
 """A run resumed after its server was killed: the numbers of an uninterrupted run, or one line with the reason."""
 
+import errno
 import json
 import shutil
 import time
@@ -15,7 +16,7 @@ from flwr.app import Message
 from safetensors.numpy import load_file, save
 
 from client_app.app import app as client_app
-from common.durable import digest, read_manifest, write_manifest
+from common.durable import digest, read_manifest, write_manifest, write_whole
 from common.errors import FloretError
 from common.privacy.accounting import Release, epsilon_of
 from common.privacy.ledger import Ledger
@@ -234,6 +235,34 @@ def test_a_simulation_that_is_resumed_without_checkpoints_has_its_personal_model
     directory = crash(tmp_path / "cut", tmp_path / "states", 4, **keys)
     resumed = federate(tmp_path / "cut", CLIENTS, resume=str(directory), **keys | {"checkpoint_every": 0})
     assert timeless(whole.history) == timeless(resumed.history)
+
+
+@pytest.mark.usefixtures("like_ray")
+@pytest.mark.parametrize("where", ["client_app", "server_app"])
+def test_personal_models_that_find_no_room_are_written_when_the_run_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    keys = keys_of("fedper")
+    whole = federate(tmp_path / "whole", CLIENTS, **keys)
+    full = "No space left on device"
+
+    def no_room(path: Path, *content: Any, **how: Any) -> None:
+        if path.parent.name == "personal" and path.stem in ("1", "3"):
+            raise OSError(errno.ENOSPC, full)
+        write_whole(path, *content, **how)
+
+    line = f"2 of 5 personal models were not exported, that of client 1: .*{full}.*; resume the run, and it exports"
+    with monkeypatch.context() as patches:
+        patches.setattr(f"{where}.app.write_whole", no_room)
+        if where == "server_app":  # clients on another machine do not see the folder, and send their models
+            patches.setattr("client_app.app.Path.is_dir", lambda path: path.name != "personal" and Path.exists(path))
+        with pytest.raises(FloretError, match=line):
+            federate(tmp_path / "full", CLIENTS, **keys)
+    (directory,) = (tmp_path / "full").iterdir()
+    assert not read_run(directory).finished
+    resumed = federate(tmp_path / "full", CLIENTS, resume=str(directory), **keys)
+    assert timeless(whole.history) == timeless(resumed.history)
+    assert [path.read_bytes() for path in personal(resumed)] == [path.read_bytes() for path in personal(whole)]
 
 
 @pytest.mark.usefixtures("like_ray")

@@ -155,18 +155,16 @@ def test_a_personal_model_of_another_machine_reaches_the_run_directory(
     assert {name: tensor.tolist() for name, tensor in load_file(file).items()} == {"w": [1.0, 2.0]}
 
 
-def test_a_personal_model_that_did_not_come_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_personal_model_that_did_not_come_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("client_app.app.in_simulation", lambda: True)
     values = run_config(tmp_path, round_timeout=1.0)
     grid = DirectGrid(values, 2, tmp_path, tamper=lambda m, reply: None if m.metadata.dst_node_id == 1000 else reply)
     federation = Federation(grid, read_keys(RunConfig, values))
     for node in grid.contexts:
         federation.roster.add(Client(str(node - 1000), node, 1, 1, 1))
-    export(grid, federation, tmp_path, Session("0" * 16, starts=(Start(""),)))
-    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert line == "The personal model of client 0 was not exported: no answer within 1 s"
+    line = r"1 of 2 personal models were not exported, that of client 0: no answer within 1 s; resume the run, and it "
+    with pytest.raises(FloretError, match=line):
+        export(grid, federation, tmp_path, Session("0" * 16, starts=(Start(""),)))
 
 
 def test_a_run_of_real_nodes_is_named_after_its_federation(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ class Protection:
             self._account = [release for server_round, release in paid.items() if server_round <= checkpointed]
 
         def note(server_round: int, release: Release) -> None:
-            if server_round in paid:
+            if paid.get(server_round) == release:
                 return
             with ledger.open() as opened:
                 opened.add(
