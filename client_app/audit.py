@@ -6,6 +6,7 @@ they cannot push out what left in a round.
 """
 
 import json
+import logging
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +17,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from common.durable import DamagedError, make_folder, open_file, read_manifest, write_manifest
 from common.errors import FloretError
 from common.wire import find_record, norm_of, payload_bytes
+
+log = logging.getLogger("flwr")
 
 _LARGEST = 64 * 2**20
 # Characters of a text in a line; of a longer one the beginning, and how long it was.
@@ -89,7 +92,7 @@ class Audit:
         A clock that is set back does not begin a day anew.
 
         Raises:
-            FloretError: the count cannot be written.
+            FloretError: the count cannot be read or written.
         """
         day = datetime.now(UTC).date().isoformat()
         last, count = "", 0
@@ -100,6 +103,13 @@ class Audit:
         except (DamagedError, KeyError, TypeError, ValueError):
             last = day  # it counts from here on
         count = count + 1 if day <= last else 1
+        if day < last:
+            log.warning(
+                "%s: counts the rounds of %s, and the clock says %s; if it was wrong then, remove the file",
+                self._count,
+                last,
+                day,
+            )
         try:
             make_folder(self._count.parent, private=True)
             write_manifest(self._count, {"day": max(day, last), "rounds": count}, private=True)

@@ -9,7 +9,7 @@ from shutil import rmtree
 from client_app.keeping import Version
 from client_app.state import LOCK, FileStore
 from common.config import one_of
-from common.durable import DamagedError, claim_client
+from common.durable import DamagedError, UnreadableError, claim_client
 from common.errors import FloretError
 
 
@@ -129,7 +129,10 @@ def remove(among: list[Shelf], state_dir: Path) -> None:
 
 def entries(shelf: Shelf) -> Iterator[Entry]:
     """Yield the versions on a shelf, newest first, each looked at whole."""
-    found = {version.number: version for version in shelf.store.versions([])}
+    try:
+        found = {version.number: version for version in shelf.store.versions([])}
+    except UnreadableError:
+        found = {}  # which one it is, and why, is told below
     used = False
     for number in shelf.store.numbers():
         version = found.get(number)
@@ -138,7 +141,7 @@ def entries(shelf: Shelf) -> Iterator[Entry]:
             # Read even if the manifest is damaged: the reason is in the error.
             shelf.store.read(version or Version(number, "", 0, 0, 0))
             written = shelf.store.written(number)
-        except (DamagedError, OSError) as error:
+        except (DamagedError, UnreadableError, OSError) as error:
             wrong = str(error)
         if version or not _gone(shelf, number):
             yield Entry(shelf, number, version, written, wrong, used=not wrong and not used)

@@ -29,6 +29,7 @@ from client_app.keeping import SHARE, Quota, Version, kept
 from common.config import IDENTITY, SEED, RunConfig, federation_name, folder_name
 from common.durable import (
     DamagedError,
+    UnreadableError,
     digest,
     make_folder,
     open_file,
@@ -135,13 +136,18 @@ class Store(Protocol):
     """Where versions are."""
 
     def versions(self, notes: list[str]) -> list[Version]:
-        """Return the versions, newest first; what cannot be read adds a line to ``notes``."""
+        """Return the versions, newest first; what is damaged adds a line to ``notes``.
+
+        Raises:
+            UnreadableError: one cannot be read now: it may be the one that counts.
+        """
 
     def read(self, version: Version) -> dict[str, Tensor]:
         """Return a version's tensors.
 
         Raises:
             DamagedError: they are not what was written.
+            UnreadableError: they cannot be read now.
         """
 
     def write(self, version: Version, tensors: Mapping[str, Tensor]) -> Version:
@@ -167,7 +173,7 @@ class ClientState:
         notes: what was found damaged, a line each.
 
     Raises:
-        FloretError: no version fits the message, or none is intact; nothing was changed.
+        FloretError: no version fits the message, none is intact, or one cannot be read now; nothing was changed.
     """
 
     def __init__(self, store: Store, at: RoundContext | None = None, quota: Quota | None = None) -> None:
@@ -307,6 +313,8 @@ class ClientState:
             self._store.read(version)
         except DamagedError:
             return False
+        except UnreadableError:
+            return True  # it may be, so it is not forgotten
         return True
 
 
@@ -408,7 +416,7 @@ class FileStore:
             yield
 
     def versions(self, notes: list[str]) -> list[Version]:
-        """Return the versions, newest first; a manifest that is damaged adds a line to ``notes``."""
+        """Return the versions, newest first; see ``Store``."""
         found = []
         for number in self.numbers():
             try:
@@ -423,9 +431,19 @@ class FileStore:
         return [version if version.line else replace(version, line=lines[version.lineage]) for version in found]
 
     def numbers(self) -> list[int]:
-        """Return the numbers of all versions, damaged or not, newest first."""
-        names = (path.stem for path in self.directory.glob("*.json") if _OURS.fullmatch(path.name))
-        return sorted((int(name) for name in names), reverse=True)
+        """Return the numbers of all versions, damaged or not, newest first.
+
+        Raises:
+            UnreadableError: the directory cannot be read.
+        """
+        try:
+            names = os.listdir(self.directory)  # a glob finds nothing in a folder that it may not read
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise UnreadableError(f"{self.directory} cannot be read ({error.strerror})") from error
+        found = (name.removesuffix(".json") for name in names if name.endswith(".json") and _OURS.fullmatch(name))
+        return sorted(map(int, found), reverse=True)
 
     def read(self, version: Version) -> dict[str, Tensor]:
         """Return a version's tensors; see ``Store``."""
@@ -481,7 +499,8 @@ class FileStore:
         """Return what a manifest says: the version, and size and checksum of its tensors.
 
         Raises:
-            DamagedError: it cannot be read, or is not one of a version.
+            DamagedError: it is not one of a version, or not there.
+            UnreadableError: it cannot be read.
         """
         path = self._paths(number)[0]
         content = read_manifest(path)

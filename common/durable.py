@@ -17,7 +17,11 @@ CHECKSUM = "checksum"
 
 
 class DamagedError(FloretError):
-    """A file is truncated or altered; the message names it."""
+    """A file is truncated, altered or gone; the message names it."""
+
+
+class UnreadableError(FloretError):
+    """A file is there and cannot be read now, so what it has may be whole; the message names it."""
 
 
 def make_folder(path: Path, *, private: bool) -> None:
@@ -155,15 +159,17 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """Return what ``write_manifest`` wrote.
 
     Raises:
-        DamagedError: it is something else.
+        DamagedError: it is something else, or not there.
+        UnreadableError: it cannot be read.
     """
+    found = _read(path)
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(found)
         if not isinstance(content, dict):
             raise TypeError("not a table")
         checksum = content.pop(CHECKSUM)
         right = checksum == _checksum(content)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedError(f"{path} is damaged: it is not a complete manifest") from error
     if not right:
         raise DamagedError(f"{path} is damaged: its checksum is wrong")
@@ -179,17 +185,23 @@ def read_checked(path: Path, size: int, checksum: str) -> bytes:
     """Return the content of a file of which size and SHA-256 sum are known.
 
     Raises:
-        DamagedError: it cannot be read, or is not that content.
+        DamagedError: it is not that content, or not there.
+        UnreadableError: it cannot be read.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DamagedError(f"{path} cannot be read ({error.strerror})") from error
+    content = _read(path)
     if len(content) != size:
         raise DamagedError(f"{path} is damaged: {len(content)} bytes instead of {size}")
     if digest(content) != checksum:
         raise DamagedError(f"{path} is damaged: its checksum is wrong")
     return content
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        gone = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+        raise (DamagedError if gone else UnreadableError)(f"{path} cannot be read ({error.strerror})") from error
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

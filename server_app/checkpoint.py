@@ -18,7 +18,15 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load, save
 
-from common.durable import DamagedError, digest, read_checked, read_manifest, write_manifest, write_whole
+from common.durable import (
+    DamagedError,
+    UnreadableError,
+    digest,
+    read_checked,
+    read_manifest,
+    write_manifest,
+    write_whole,
+)
 from common.errors import FloretError
 from common.names import without_prefix
 from common.simulation import KeptState
@@ -131,7 +139,7 @@ class Checkpoints:
         """Return the last checkpoint that is intact, and a line for each later one that is not.
 
         Raises:
-            FloretError: there is none.
+            FloretError: there is none, or a later one cannot be read now.
         """
         notes: list[str] = []
         for manifest in self._manifests():
@@ -239,6 +247,8 @@ class Checkpoints:
                 needed |= {item["name"] for item in read_manifest(manifest).get("files", [])}
             except (DamagedError, KeyError, TypeError):
                 continue  # it will be passed over, so nothing is kept for it
+            except UnreadableError:
+                return  # which files it needs is not known: this time none goes
         for kind in ("round", *_KINDS):
             for file in self._folder.glob(f"{kind}-*.safetensors"):
                 if file.name not in needed:

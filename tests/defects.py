@@ -3155,6 +3155,36 @@ DEFECTS: list[Defect] = [
             "tests/test_resume.py::test_personal_models_that_find_no_room_are_written_when_the_run_is_resumed",
         ),
     ),
+    *_of(
+        "state",
+        "common/durable.py",
+        (
+            "what cannot be read now counts as damaged",
+            "raise (DamagedError if gone else UnreadableError)(",
+            "raise DamagedError(",
+            "tests/test_state.py::test_what_cannot_be_read_now_is_no_reason_to_go_on_from_something_older",
+        ),
+    ),
+    *_of(
+        "state",
+        "client_app/state.py",
+        (
+            "a folder that cannot be read has no versions",
+            '            raise UnreadableError(f"{self.directory} cannot be read ({error.strerror})") from error',
+            "            return []",
+            "tests/test_state.py::test_what_cannot_be_read_now_is_no_reason_to_go_on_from_something_older",
+        ),
+    ),
+    *_of(
+        "state",
+        "client_app/state.py",
+        (
+            "a version that cannot be read now is forgotten",
+            "            return True  # it may be, so it is not forgotten",
+            "            return False",
+            "tests/test_state.py::test_what_cannot_be_read_when_a_version_is_kept_is_not_forgotten",
+        ),
+    ),
 ]
 
 

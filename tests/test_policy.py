@@ -1,6 +1,7 @@
 """A node's policy against servers that ask for more than they should, each attack as it was tried; audit; disk."""
 
 import dataclasses
+import errno
 import json
 import math
 import re
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -427,7 +429,7 @@ def test_what_peers_sent_is_bounded_before_it_is_unpacked(tmp_path: Path) -> Non
     assert refusal.endswith("has a shape that no array has")
 
 
-def test_rounds_of_a_day(tmp_path: Path) -> None:
+def test_rounds_of_a_day(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     site = Site(tmp_path, "max-rounds-a-day: 2")
     assert "arrays" in site.ask("train", shared(initial()))
     assert "metrics" in site.ask("evaluate")
@@ -439,7 +441,20 @@ def test_rounds_of_a_day(tmp_path: Path) -> None:
     write_manifest(count, {"day": "2020-01-01", "rounds": 2})
     assert "metrics" in site.ask("evaluate")
     assert read_manifest(count)["rounds"] == 1
+    assert "the clock says" not in caplog.text
     write_manifest(count, {"day": "2999-01-01", "rounds": 2})
+    assert "max-rounds-a-day" in site.refusal()
+    assert f"{count}: counts the rounds of 2999-01-01, and the clock says 20" in caplog.text
+    # Of a count that cannot be read now nobody knows how far it is.
+    read = Path.read_bytes
+
+    def failing(path: Path) -> bytes:
+        if path == count:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    with patch.object(Path, "read_bytes", failing):
+        assert site.refusal().endswith("rounds.json cannot be read (Input/output error)")
     assert "max-rounds-a-day" in site.refusal()
 
 

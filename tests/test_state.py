@@ -1,5 +1,6 @@
 """A client's state: its versions, and which of them a message starts from after any interruption."""
 
+import errno
 import fcntl
 import os
 import resource
@@ -17,6 +18,7 @@ from flwr.app import RecordDict
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from client_app.inventory import Shelf, entries
 from client_app.keeping import Quota, Version
 from client_app.keeping import kept as stays
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext, identity
@@ -253,6 +255,53 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert {name: (store(tmp_path).directory / name).read_bytes() for name in files(tmp_path)} == before
     assert train(tmp_path, 3) == 2
+
+
+@pytest.mark.parametrize("unreadable", ["00000002.json", "00000002.safetensors", "a"])
+def test_what_cannot_be_read_now_is_no_reason_to_go_on_from_something_older(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreadable: str
+) -> None:
+    train(tmp_path, 1)
+    train(tmp_path, 2)
+    there = files(tmp_path)
+    read, listed = Path.read_bytes, os.listdir
+
+    def failing(real: Any) -> Any:
+        def call(path: Path) -> Any:
+            if path.name == unreadable:
+                raise OSError(errno.EIO, "Input/output error")
+            return real(path)
+
+        return call
+
+    with monkeypatch.context() as patches:
+        patches.setattr(Path, "read_bytes", failing(read))
+        patches.setattr(os, "listdir", failing(listed))
+        with pytest.raises(FloretError, match=rf"{unreadable} cannot be read \(Input/output error\)$"):
+            train(tmp_path, 3)
+        if unreadable.endswith("json"):  # floret state list
+            told = [entry.wrong for entry in entries(Shelf("default", "fedper", "a", store(tmp_path)))]
+            assert [text.endswith("cannot be read (Input/output error)") for text in told] == [True, False]
+    assert files(tmp_path) == there
+    assert train(tmp_path, 3) == 2
+
+
+def test_what_cannot_be_read_when_a_version_is_kept_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path, 1)
+    train(tmp_path, 2)
+    state, read = ClientState(store(tmp_path), at(1, lineage="two")), Path.read_bytes
+
+    def failing(path: Path) -> bytes:
+        if path.name == "00000002.safetensors":
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(Path, "read_bytes", failing)
+        state.commit(1, {"w": torch.zeros(1)})
+    assert [(one.lineage, one.round) for one in store(tmp_path).versions([])][:2] == [("two", 1), ("one", 2)]
 
 
 def test_a_directory_that_cannot_be_written_loses_nothing(tmp_path: Path) -> None:
@@ -758,7 +807,7 @@ def test_a_damaged_version_says_so(tmp_path: Path) -> None:
     train(tmp_path, 1)
     (version,) = store(tmp_path).versions([])
     (store(tmp_path).directory / "00000001.json").unlink()
-    with pytest.raises(DamagedError, match="is damaged"):
+    with pytest.raises(DamagedError, match=r"00000001.json cannot be read \(No such file"):
         store(tmp_path).read(version)
 
 
