@@ -291,7 +291,7 @@ def test_what_cannot_be_read_when_a_version_is_kept_is_not_forgotten(
 ) -> None:
     train(tmp_path, 1)
     train(tmp_path, 2)
-    state, read = ClientState(store(tmp_path), at(1, lineage="two")), Path.read_bytes
+    state, read = ClientState(store(tmp_path), at(1, lineage="two", fresh=True)), Path.read_bytes
 
     def failing(path: Path) -> bytes:
         if path.name == "00000002.safetensors":
