@@ -86,7 +86,8 @@ def run(grid: Grid, context: Context) -> None:
         if simulated and checkpoint:
             _check_same_clients(checkpoint.clients, list(federation.roster))
         federation.settled = True
-        session = Session(checkpoint.lineage if checkpoint else f"{context.run_id:016x}", starts=_starts(origin))
+        lineage = checkpoint.lineage if checkpoint else f"{context.run_id:016x}"
+        session = Session(lineage, starts=_starts(origin), folder=directory.path)
         # A resumed run's clients are in files, also if it writes no checkpoints from here on.
         if simulated and (config.checkpoint_every or checkpoint) and not isinstance(grid, LocalGrid):
             session.directory = str(directory.clients)

@@ -10,6 +10,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
+from common.errors import FloretError
 from common.names import without_prefix
 from common.simulation import KeptState, LocalGrid
 from common.wire import to_record, views
@@ -20,7 +21,7 @@ from results.text import countdown
 from results.trackers import Trackers
 from server_app.checkpoint import Checkpoint, Checkpoints, Mail
 from server_app.federation import Federation
-from strategies.core import ClientResult, FloretStrategy, send_and_receive
+from strategies.core import ClientResult, FloretStrategy, SpoolError, send_and_receive
 
 log = logging.getLogger("flwr")
 
@@ -191,7 +192,10 @@ def _train(
     messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
     status.phase("training", strategy.awaited)
     replies = send_and_receive(grid, messages, strategy.config.round_timeout)
-    new, _ = strategy.aggregate_train(server_round, replies)
+    try:
+        new, _ = strategy.aggregate_train(server_round, replies)
+    except SpoolError as error:
+        raise FloretError(f"round {server_round}: {error}; the run can be resumed after the round before it") from error
     return arrays if new is None else new
 
 

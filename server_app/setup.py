@@ -38,7 +38,9 @@ def build_strategy(
     generator = torch_generator(config.seed, "model") if initialised else None
     model = build_model(config.model, input_shape, num_classes, cut, generator)
     setup = Setup(config, parameters, model, cut, input_shape)
-    return kind(StrategySetting(setup, roster, session, aggregate=aggregate_of(config.aggregation, config.trim)))
+    return kind(
+        StrategySetting(setup, roster, session, aggregate=aggregate_of(config.aggregation, config.trim, session.folder))
+    )
 
 
 def check_setup(config: RunConfig, kind: type[FloretStrategy], parameters: Any, clients: int | None) -> None:

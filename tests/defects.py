@@ -156,14 +156,14 @@ DEFECTS: list[Defect] = [
         ("the median is a mean", "np.median(block, axis=0)", "np.mean(block, axis=0)", AGGREGATION),
         (
             "key aggregation: trimmed mean for the median",
-            '        "median": Median,\n',
-            '        "median": partial(TrimmedMean, trim),\n',
+            '        "median": partial(Median, folder),\n',
+            '        "median": partial(TrimmedMean, trim, folder),\n',
             f"{KEYS}::test_the_aggregate_is_the_one_that_the_keys_name",
         ),
         (
             "key trim is ignored",
-            '"trimmed-mean": partial(TrimmedMean, trim)',
-            '"trimmed-mean": partial(TrimmedMean, 0.3)',
+            '"trimmed-mean": partial(TrimmedMean, trim, folder)',
+            '"trimmed-mean": partial(TrimmedMean, 0.3, folder)',
             f"{KEYS}::test_the_aggregate_is_the_one_that_the_keys_name",
         ),
     ),
@@ -3183,6 +3183,26 @@ DEFECTS: list[Defect] = [
             "            return True  # it may be, so it is not forgotten",
             "            return False",
             "tests/test_state.py::test_what_cannot_be_read_when_a_version_is_kept_is_not_forgotten",
+        ),
+    ),
+    *_of(
+        "aggregation",
+        "strategies/core/spool.py",
+        (
+            "a full disk is the fault of the client whose reply finds no room",
+            "class SpoolError(Exception):",
+            "from common.errors import FloretError\n\n\nclass SpoolError(FloretError):",
+            "tests/test_aggregation.py::test_replies_that_find_no_room_on_the_disk_end_the_run_and_no_client_is_refused",
+        ),
+    ),
+    *_of(
+        "aggregation",
+        "strategies/core/spool.py",
+        (
+            "replies wait in the system's temporary folder",
+            "self._folder = folder or Path(tempfile.gettempdir())",
+            "self._folder = Path(tempfile.gettempdir())",
+            "tests/test_aggregation.py::test_replies_that_find_no_room_on_the_disk_end_the_run_and_no_client_is_refused",
         ),
     ),
 ]

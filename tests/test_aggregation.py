@@ -18,7 +18,8 @@ from common.tensors import NamedArrays
 from common.wire import from_record, to_record
 from server_app.checkpoint import Checkpoints
 from strategies.core import Client, Median, Roster, TrimmedMean, UpdateNorms
-from strategies.core.update_norms import ABSURD, clipped, spooled
+from strategies.core.spool import spooled
+from strategies.core.update_norms import ABSURD, clipped
 from tests.harness import Outcome, federate, kept, timeless
 
 
@@ -27,7 +28,7 @@ def arrays(*values: float) -> NamedArrays:
 
 
 def test_median_and_trimmed_mean_by_hand() -> None:
-    middle, trimmed = Median(), TrimmedMean(0.25)
+    middle, trimmed = Median(None), TrimmedMean(0.25, None)
     for values in ((1, 50), (2, 10), (3, 20), (400, 30)):
         for aggregate in (middle, trimmed):
             aggregate.add(arrays(*values), 7.0)
@@ -36,7 +37,7 @@ def test_median_and_trimmed_mean_by_hand() -> None:
 
 
 def test_tensors_that_only_some_send_are_merged_over_those() -> None:
-    aggregate = Median()
+    aggregate = Median(None)
     aggregate.add({"a": np.ones(2, np.float32)}, 1.0)
     aggregate.add({"a": np.full(2, 3, np.float32), "b": np.full((1, 2), 5, np.float32)}, 1.0)
     result = aggregate.result()
@@ -49,7 +50,7 @@ def test_tensors_that_only_some_send_are_merged_over_those() -> None:
 def test_blocks_make_no_difference(clients: int, size: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     sent = [rng.normal(size=size).astype(np.float32) for _ in range(clients)]
-    middle = Median()
+    middle = Median(None)
     for array in sent:
         middle.add({"w": array}, 1.0)
     with pytest.MonkeyPatch.context() as patch:
@@ -176,11 +177,37 @@ def test_a_client_that_still_learns_is_not_absurd_beside_others_that_have_learne
         norms.check({"extractor": 20 * 1.1e-4}, weights)
 
 
-def test_what_is_held_is_read_from_a_file() -> None:
+def test_what_is_held_is_read_from_a_file(tmp_path: Path) -> None:
     sent = {"large": np.arange(50_000, dtype=np.float32).reshape(100, 500), "small": np.ones(3, bool)}
-    held = spooled(sent)
+    held = spooled(sent, tmp_path)
     assert isinstance(held["large"], np.memmap)
     assert all(np.array_equal(sent[name], held[name]) for name in sent)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("keys", [{"aggregation": "median"}, {"aggregation": "trimmed-mean"}, {}])
+def test_replies_that_find_no_room_on_the_disk_end_the_run_and_no_client_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
+) -> None:
+    keys = {"method": "fedper", **keys}
+    monkeypatch.setattr("strategies.core.spool._SMALL", 0)
+    whole, folders = federate(tmp_path / "whole", **keys), set[Path]()
+
+    def full(dir: Path) -> Any:
+        folders.add(dir)
+        return open("/dev/full", "r+b")
+
+    states = tmp_path / "states"
+    line = r"^round 1: .*: replies cannot wait there \(No space left on device\); the run can be resumed after the "
+    with monkeypatch.context() as patches:
+        patches.setattr("tempfile.TemporaryFile", full)
+        with pytest.raises(FloretError, match=line):
+            federate(tmp_path / "full", states=states, **keys)
+    (directory,) = (tmp_path / "full").iterdir()
+    assert folders == {directory}
+    assert not (directory / "history.jsonl").read_text()
+    resumed = federate(tmp_path / "full", states=states, **keys, resume=str(directory))
+    assert timeless(resumed.history) == timeless(whole.history)
 
 
 def times(factor: float) -> Any:

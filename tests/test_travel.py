@@ -82,7 +82,7 @@ def test_the_server_has_filters_and_an_aggregate_to_exchange(tmp_path: Path, mon
     def positive(payload: Payload) -> Payload:
         return replace(payload, tensors={name: abs(array) for name, array in payload.tensors.items()})
 
-    monkeypatch.setattr(server_app.setup, "aggregate_of", lambda name, trim: Largest)
+    monkeypatch.setattr(server_app.setup, "aggregate_of", lambda name, trim, folder: Largest)
     monkeypatch.setattr(server_app.setup, "StrategySetting", partial(StrategySetting, filters=(positive,)))
     outcome, records = uploads(tmp_path, method="fedper", clients=3, rounds=1)
     for name, array in checkpointed(outcome).items():

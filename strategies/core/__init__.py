@@ -10,6 +10,7 @@ from strategies.core.post_office import PostOffice
 from strategies.core.replies import Description, ExportReply, RefusedError
 from strategies.core.roster import Client, Roster
 from strategies.core.session import Session
+from strategies.core.spool import SpoolError
 from strategies.core.update_norms import UpdateNorms
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Roster",
     "Session",
     "Setup",
+    "SpoolError",
     "StrategySetting",
     "TrimmedMean",
     "UpdateNorms",

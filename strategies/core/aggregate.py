@@ -1,16 +1,17 @@
 """Aggregation: many replies become one, in bounded memory, and as little as possible by the will of a bad one."""
 
 import math
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from common.norms import CHUNK, chunks
 from common.tensors import NamedArrays
+from strategies.core.spool import Spool
 
 # Bytes of what all clients sent that are in memory at a time while a median is taken.
 _BLOCK = 1 << 24
@@ -60,26 +61,26 @@ class WeightedMean:
 
 
 class _Spooled(ABC):
-    """Keeps what came in a file without a name, and reads it back block by block."""
+    """Keeps what came on the disk, in ``folder`` as of ``Spool``, and reads it back block by block.
 
-    def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the round
+    Raises:
+        SpoolError: here as in its methods, the disk does not do it.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._spool = Spool(folder)
         self._places: dict[str, list[int]] = {}
         self._like: dict[str, np.ndarray] = {}
 
     def add(self, arrays: Mapping[str, np.ndarray], weight: float) -> None:
         """Write the tensors of one client; all clients weigh the same."""
         for name, array in arrays.items():
-            self._places.setdefault(name, []).append(self._file.tell())
+            self._places.setdefault(name, []).append(self._spool.write(array))
             self._like.setdefault(name, np.empty(array.shape, array.dtype))
-            self._file.write(np.ascontiguousarray(array).data)
 
     def result(self) -> NamedArrays:
         """Return one tensor for each name, from blocks of all clients' values."""
-        self._file.flush()
-        merged = {name: self._merged(name) for name in self._places}
-        self._file.close()
-        return merged
+        return {name: self._merged(name) for name in self._places}
 
     def _merged(self, name: str) -> np.ndarray:
         like, places = self._like[name], self._places[name]
@@ -89,8 +90,7 @@ class _Spooled(ABC):
             count = min(length, flat.size - start)
             block = np.empty((len(places), count), like.dtype)
             for row, place in zip(block, places, strict=True):
-                self._file.seek(place + start * like.itemsize)
-                row[:] = np.frombuffer(self._file.read(count * like.itemsize), like.dtype)
+                row[:] = self._spool.read(place + start * like.itemsize, count, like.dtype)
             flat[start : start + count] = self._merge(block)
         return like
 
@@ -115,8 +115,8 @@ class TrimmedMean(_Spooled):
     Of n clients floor(trim n) are left out at each end, for each element anew.
     """
 
-    def __init__(self, trim: float) -> None:
-        super().__init__()
+    def __init__(self, trim: float, folder: Path | None) -> None:
+        super().__init__(folder)
         self._trim = trim
 
     def _merge(self, block: np.ndarray) -> np.ndarray:
@@ -126,13 +126,16 @@ class TrimmedMean(_Spooled):
         return merged
 
 
-def aggregate_of(name: str, trim: float) -> MakeAggregate:
-    """Return what makes the aggregate of the key ``aggregation``; for a clipped mean updates are clipped before."""
+def aggregate_of(name: str, trim: float, folder: Path | None) -> MakeAggregate:
+    """Return what makes the aggregate of the key ``aggregation``; for a clipped mean updates are clipped before.
+
+    Where replies have to wait for each other, they do so in a file in ``folder``, as of ``Spool``.
+    """
     kinds: dict[str, MakeAggregate] = {
         "mean": WeightedMean,
         "clipped-mean": WeightedMean,
-        "median": Median,
-        "trimmed-mean": partial(TrimmedMean, trim),
+        "median": partial(Median, folder),
+        "trimmed-mean": partial(TrimmedMean, trim, folder),
     }
     return kinds[name]
 

@@ -29,7 +29,8 @@ from strategies.core.protection import Protection
 from strategies.core.replies import EvaluateReply, OutdatedError, PlanAnswer, TrainReply, discard, notes_in
 from strategies.core.roster import Client, Roster
 from strategies.core.session import Session, Watcher
-from strategies.core.update_norms import HELD, UpdateNorms, clipped, spooled
+from strategies.core.spool import spooled
+from strategies.core.update_norms import HELD, UpdateNorms, clipped
 
 log = logging.getLogger("flwr")
 
@@ -565,7 +566,7 @@ class FloretStrategy(Method, Strategy):
             self._accept(reply)
             return
         # On the disk: of what is held, one reply at a time is in memory.
-        tensors = spooled(reply.payload.tensors)
+        tensors = spooled(reply.payload.tensors, self.session.folder)
         self._held.append(replace(reply, payload=replace(reply.payload, tensors=tensors)))
         if len(self._held) == HELD:
             self._judge_held()

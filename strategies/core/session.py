@@ -1,6 +1,7 @@
 """Data on the run as a whole that every message carries, and who is told of the messages."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from common.config import Scalar
@@ -17,6 +18,7 @@ class Session:
             config.
         checkpointed: the last round that the server can go back to.
         resumed: the rounds after which the run was resumed, in order; of those that came to this state alone.
+        folder: the run directory; None where there is none.
         starts: all starts of its server, also those that got no further than to a round that was made again; the
             present one last.
     """
@@ -26,6 +28,7 @@ class Session:
     checkpointed: int = 0
     resumed: tuple[int, ...] = ()
     starts: tuple[Start, ...] = ()
+    folder: Path | None = None
 
     def scalars(self) -> dict[str, Scalar | list[int] | list[str]]:
         """Return the entries of each message's config."""

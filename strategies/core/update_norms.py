@@ -1,7 +1,6 @@
 """How large updates usually are, and which one is absurd beside the others."""
 
 import math
-import tempfile
 from bisect import insort
 from collections.abc import Mapping
 from statistics import median
@@ -18,8 +17,6 @@ ABSURD = 20.0
 # What is usual counts as no less than this part of the global tensors' size. While clients learn, updates of an
 # extractor are 0.7 to 2 % of it; when most know their data by heart they are 0.1 %, and who still learns seems absurd.
 _LEAST_USUAL = 5e-3
-# Arrays below so many bytes are not worth a place in a file.
-_SMALL = 1 << 16
 # Rounds that count for what is usual.
 _ROUNDS = 5
 # So many replies are waited for in the first two rounds, when nothing is known of what is usual, before one is judged.
@@ -122,21 +119,3 @@ def _middle(sizes: list[float]) -> float:
     """Return the median of numbers that are in order."""
     half = len(sizes) // 2
     return sizes[half] if len(sizes) % 2 else (sizes[half - 1] + sizes[half]) / 2
-
-
-def spooled(arrays: NamedArrays) -> NamedArrays:
-    """Return the same arrays to read, the large ones from a file without a name that goes with them.
-
-    What was read of it counts as memory of this process until the arrays are gone.
-    """
-    file = tempfile.TemporaryFile()  # noqa: SIM115 - the arrays keep it open
-    result: NamedArrays = {}
-    for name, array in arrays.items():
-        if array.nbytes < _SMALL:
-            result[name] = np.array(array)
-            continue
-        place = file.tell()
-        file.write(np.ascontiguousarray(array).data)
-        file.flush()
-        result[name] = np.memmap(file, array.dtype, "r", place, array.shape)
-    return result
