@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Mapping
@@ -74,6 +75,7 @@ class DrawingProcess:
         """End it."""
         type(self).running = None
         self._connection.close()
+        os.kill(self.pid, signal.SIGKILL)  # it may still be importing, and has nothing to finish
         os.waitpid(self.pid, 0)
 
     def draw(self, *arguments: Any) -> list[Indices]:

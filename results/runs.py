@@ -10,6 +10,7 @@ import os
 import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -230,6 +231,9 @@ class _EngineProcess:
         except BrokenPipeError:
             # Killed with its run, which is told apart by what it left; the next run starts another one.
             self.close()
+            if process.returncode < 0:
+                with Path(job["log"]).open("a", encoding="utf-8") as log:
+                    log.write(f"ERROR : the run's process was ended by {_signal_name(-process.returncode)}\n")
         finally:
             if not over:
                 # At once: this program may be interrupted once more, and end before it has told the run to stop.
@@ -831,6 +835,11 @@ def _last_run(folder: Path) -> Path | None:
 def _finished(folder: Path) -> Path | None:
     runs = sorted(path.parent for path in folder.glob("*/summary.json"))
     return runs[-1] if runs else None
+
+
+def _signal_name(number: int) -> str:
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    return f"{name}, as the system does when memory is short" if name == "SIGKILL" else name
 
 
 def _is_told(folder: Path, run: Path) -> bool:

@@ -85,6 +85,7 @@ def run(grid: Grid, context: Context) -> None:
         federation.gather(status.gathering)
         if simulated and checkpoint:
             _check_same_clients(checkpoint.clients, list(federation.roster))
+            _check_same_labels(directory.read_config()["clients"], _about(federation, simulated)["clients"])
         federation.settled = True
         lineage = checkpoint.lineage if checkpoint else f"{context.run_id:016x}"
         session = Session(lineage, starts=_starts(origin), folder=directory.path)
@@ -202,6 +203,21 @@ def _check_same_clients(before: Sequence[Client], now: Sequence[Client]) -> None
         raise ConfigError(
             f"resume: the run to resume had {had}, now there are {has}; give the same --federation-config and data"
         )
+
+
+def _check_same_labels(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Check that a simulation is resumed with the data that it had, as far as ``config.json`` tells it.
+
+    Raises:
+        ConfigError: a client has other labels.
+    """
+    for name, client in now.items():
+        had = before.get(name, {}).get("labels")
+        if had is not None and had != client["labels"]:
+            raise ConfigError(
+                f"resume: of client {name} the run to resume had {had} samples of each class, now there are "
+                f"{client['labels']}; give the same data"
+            )
 
 
 def _bring_back(

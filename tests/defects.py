@@ -3205,6 +3205,26 @@ DEFECTS: list[Defect] = [
             "tests/test_aggregation.py::test_replies_that_find_no_room_on_the_disk_end_the_run_and_no_client_is_refused",
         ),
     ),
+    *_of(
+        "rounds",
+        "server_app/app.py",
+        (
+            "a simulation goes on with other labels",
+            'if had is not None and had != client["labels"]:',
+            "if False:",
+            "tests/test_resume.py::test_a_simulation_is_not_resumed_with_a_file_that_was_replaced",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/runs.py",
+        (
+            "what ended a run's process is not told",
+            "            if process.returncode < 0:\n",
+            "            if False:\n",
+            "tests/test_experiments.py::test_a_run_that_goes_on_and_is_killed_again_is_kept",
+        ),
+    ),
 ]
 
 

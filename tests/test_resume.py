@@ -15,6 +15,7 @@ import torch
 from flwr.app import Message
 from safetensors.numpy import load_file, save
 
+import data.clients
 from client_app.app import app as client_app
 from common.durable import digest, read_manifest, write_manifest, write_whole
 from common.errors import FloretError
@@ -22,6 +23,7 @@ from common.privacy.accounting import Release, epsilon_of
 from common.privacy.ledger import Ledger
 from common.run_config import default_config
 from common.simulation import KeptState
+from data.datasets import load_pool, outline_pool
 from results.run import read_run
 from results.rundir import RunDirectory
 from server_app.checkpoint import Checkpoint, Checkpoints, Mail
@@ -203,6 +205,22 @@ def test_a_simulation_is_resumed_with_the_clients_that_it_had(tmp_path: Path) ->
     ):
         federate(tmp_path / "cut", 8, states=tmp_path / "states", resume=str(directory), **keys_of("fedper"))
     assert (directory / "config.json").read_bytes() == before
+
+
+@pytest.mark.usefixtures("like_ray")
+def test_a_simulation_is_not_resumed_with_a_file_that_was_replaced(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).standard_normal((120, 8), dtype=np.float32), np.arange(120) % 3
+    keys = keys_of("fedper") | {"dataset": "npz", "data_dir": str(tmp_path / "mine.npz"), "partition": "iid"}
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, x_test=x[:30], y_test=y[:30])
+    directory = crash(tmp_path / "cut", tmp_path / "states", 4, **keys)
+    before = (directory / "history.jsonl").read_bytes()
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=np.sort(y), x_test=x[:30], y_test=y[:30])
+    for once_a_process in (load_pool, outline_pool, data.clients._client_indices):
+        once_a_process.cache_clear()
+    line = r"resume: of client 0 the run to resume had \[\d+, \d+, \d+\] samples of each class, now there are \["
+    with pytest.raises(FloretError, match=line):
+        federate(tmp_path / "cut", CLIENTS, resume=str(directory), **keys)
+    assert (directory / "history.jsonl").read_bytes() == before
 
 
 @pytest.mark.usefixtures("like_ray")
