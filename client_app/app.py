@@ -459,12 +459,13 @@ def export(request: Request) -> RecordDict:
     model = without_prefix(kept, MODEL)
     model |= {name: tensor for name, tensor in without_prefix(kept, MEMORY).items() if name.startswith(beside)}
     folder, name = Path(str(request.scalars["directory"])), f"{request.name}.safetensors"
-    content = RecordDict({"client": ConfigRecord({"file": name if model else ""})})
+    said = ConfigRecord({"file": name if model else ""})
+    content = RecordDict({"client": said})
     if model and folder.is_dir():
         try:
             write_whole(folder / name, save(model), sync=False)
         except OSError as error:
-            raise FloretError(f"{folder / name} cannot be written ({error.strerror})") from error
+            said["unwritten"] = f"{folder / name} cannot be written ({error.strerror})"
     elif model:
         content["model"] = to_record({name: tensor.numpy() for name, tensor in model.items()})
     return content

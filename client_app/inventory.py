@@ -129,10 +129,7 @@ def remove(among: list[Shelf], state_dir: Path) -> None:
 
 def entries(shelf: Shelf) -> Iterator[Entry]:
     """Yield the versions on a shelf, newest first, each looked at whole."""
-    try:
-        found = {version.number: version for version in shelf.store.versions([])}
-    except UnreadableError:
-        found = {}  # which one it is, and why, is told below
+    found = {version.number: version for version in shelf.store.versions([])}
     used = False
     for number in shelf.store.numbers():
         version = found.get(number)
@@ -141,7 +138,9 @@ def entries(shelf: Shelf) -> Iterator[Entry]:
             # Read even if the manifest is damaged: the reason is in the error.
             shelf.store.read(version or Version(number, "", 0, 0, 0))
             written = shelf.store.written(number)
-        except (DamagedError, UnreadableError, OSError) as error:
+        except UnreadableError as error:
+            wrong, used = str(error), True  # nothing older is gone on from while it may be whole
+        except (DamagedError, OSError) as error:
             wrong = str(error)
         if version or not _gone(shelf, number):
             yield Entry(shelf, number, version, written, wrong, used=not wrong and not used)

@@ -135,11 +135,15 @@ class RoundContext:
 class Store(Protocol):
     """Where versions are."""
 
+    @property
+    def unreadable(self) -> Mapping[int, str]:
+        """The numbers of versions of which ``versions`` could not tell anything now, and why."""
+
     def versions(self, notes: list[str]) -> list[Version]:
         """Return the versions, newest first; what is damaged adds a line to ``notes``.
 
         Raises:
-            UnreadableError: one cannot be read now: it may be the one that counts.
+            UnreadableError: nobody can tell now which there are.
         """
 
     def read(self, version: Version) -> dict[str, Tensor]:
@@ -185,6 +189,10 @@ class ClientState:
         self._version: Version | None = None
         self._tensors: dict[str, Tensor] = {}
         candidates = self._versions if at is None else self._candidates()
+        newest = max((version.number for version in candidates), default=0)
+        for number, reason in store.unreadable.items():
+            if number > newest:
+                raise UnreadableError(reason)  # it may be the one that counts
         for version in candidates:
             try:
                 self._tensors = store.read(version)
@@ -292,7 +300,8 @@ class ClientState:
         others = [] if at.fresh else [version for version in self._versions if version not in there]
         past = [version for version in own if at.has_seen(version)]
         # It took part before the round that is asked for, and nothing of that is left.
-        if not past and any(version.first <= min(at.round - 1, at.undone_after(version)) for version in there):
+        before = any(version.first <= min(at.round - 1, at.undone_after(version)) for version in there)
+        if not past and before and not self._store.unreadable:
             rounds = " and ".join(str(version.round) for version in reversed(own or there))
             raise FloretError(
                 f"the server asks for round {at.round}, but this client's state is of round {rounds} and nothing "
@@ -326,6 +335,11 @@ class ContextStore:
 
     def __init__(self, record: RecordDict) -> None:
         self._record = record
+
+    @property
+    def unreadable(self) -> Mapping[int, str]:
+        """Nothing: what is there is in memory."""
+        return {}
 
     @property
     def kept(self) -> KeptState | None:
@@ -373,6 +387,7 @@ class FileStore:
 
     def __init__(self, directory: Path, *, sync: bool) -> None:
         self.directory = directory
+        self.unreadable: dict[int, str] = {}
         self._sync = sync
 
     @classmethod
@@ -417,12 +432,14 @@ class FileStore:
 
     def versions(self, notes: list[str]) -> list[Version]:
         """Return the versions, newest first; see ``Store``."""
-        found = []
+        found, self.unreadable = [], {}
         for number in self.numbers():
             try:
                 found.append(self._manifest(number)[0])
             except DamagedError as error:
                 notes.append(str(error))
+            except UnreadableError as error:
+                self.unreadable[number] = str(error)
         # Manifests from before lines were written: the versions of one lineage are one.
         lines: dict[str, int] = {}
         for version in found:
@@ -480,8 +497,12 @@ class FileStore:
         return replace(version, size=len(content))
 
     def keep(self, versions: Iterable[Version]) -> None:
-        """Remove all other versions, manifest first, whatever is damaged, and whatever a crash left."""
-        kept = {path.name for version in versions for path in self._paths(version.number)}
+        """Remove all other versions, manifest first, whatever is damaged, and whatever a crash left.
+
+        What could not be read stays: it may be whole.
+        """
+        numbers = [*(version.number for version in versions), *self.unreadable]
+        kept = {path.name for number in numbers for path in self._paths(number)}
         # In order, so that a manifest goes before its tensors.
         for path in sorted(self.directory.glob("*")):
             if path.name not in kept and _OURS.fullmatch(path.name):

@@ -102,6 +102,8 @@ def _watch(plan: Plan, own: Connection, server: int, workers: dict[int, int]) ->
         pid, status = os.waitpid(-1, 0)
         code = os.waitstatus_to_exitcode(status)
         if pid == server:
+            if code < 0:
+                log.error("The server's process was ended by %s", _how(code))
             return code if code >= 0 else 128 - code
         if pid not in workers:
             continue

@@ -16,7 +16,7 @@ from statistics import median
 from common.errors import printable
 from common.names import natural_key
 from results.history import ClientRound, Json, Round, Spread, enough_measured
-from results.run import Run
+from results.run import Run, ended_after
 from results.rundir import in_use
 from results.status import Status, read_status
 
@@ -138,7 +138,9 @@ class Follower:
         self._read_history(budget)
         self.going = going
         # The summary of a run that was resumed for more rounds is still there when it goes on.
-        self.finished = not going and done and (self.more or self.last >= self.planned)
+        ended = ended_after(self.directory / "summary.json") if done else None
+        last = self.planned if ended is None else ended
+        self.finished = not going and done and (self.more or self.last >= last)
         return max(0, self._offset - before)
 
     def left(self) -> float | None:

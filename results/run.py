@@ -83,6 +83,8 @@ class Run:
         history: the rounds.
         figures: of the whole run.
         finished: it wrote its summary.
+        planned_rounds: the number of rounds that the config asks for.
+        ended_after: the last round of a run that ended before the last one planned, as its summary says; else None.
     """
 
     directory: Path
@@ -96,10 +98,17 @@ class Run:
     history: History
     figures: Figures
     finished: bool
+    planned_rounds: int
+    ended_after: int | None = None
 
     @classmethod
     def of(
-        cls, directory: Path, about: Mapping[str, Any], rounds: tuple[Round, ...], figures: Figures | None = None
+        cls,
+        directory: Path,
+        about: Mapping[str, Any],
+        rounds: tuple[Round, ...],
+        figures: Figures | None = None,
+        ended_after: int | None = None,
     ) -> Self:
         """Return a run.
 
@@ -108,15 +117,17 @@ class Run:
             about: the content of ``config.json``.
             rounds: of its history.
             figures: of its summary; None for a run that did not come to its end, whose history then says them.
+            ended_after: of its summary, too.
 
         Raises:
             ValueError, TypeError, KeyError, AttributeError: ``about`` is something else.
         """
         config = dict(about["config"])
         planned, every = config.get("rounds"), config.get("evaluate-every")
+        planned = planned if isinstance(planned, int) and planned <= MOST else len(rounds)
         history = History(
             rounds,
-            planned=planned if isinstance(planned, int) and planned <= MOST else len(rounds),
+            planned=planned if ended_after is None else ended_after,
             evaluate_every=every if isinstance(every, int) else 0,
         )
         clients = {
@@ -141,6 +152,8 @@ class Run:
             history=history,
             figures=figures or history.figures(),
             finished=figures is not None,
+            planned_rounds=planned,
+            ended_after=ended_after,
         )
 
     @property
@@ -152,11 +165,6 @@ class Run:
     def rounds(self) -> tuple[Round, ...]:
         """The rounds of the history."""
         return self.history.rounds
-
-    @property
-    def planned_rounds(self) -> int:
-        """The number of rounds that the config asks for."""
-        return self.history.planned
 
     @property
     def last_round(self) -> int:
@@ -176,8 +184,7 @@ class Run:
     @property
     def cut_short(self) -> bool:
         """Whether the run finished, and its history has not all that it wrote."""
-        budget = self.config.get("privacy.unit", "none") != "none" and bool(self.config.get("privacy.epsilon"))
-        return self.finished and self.last_round < self.planned_rounds and not budget
+        return self.finished and self.last_round < self.history.planned
 
     @property
     def dataset(self) -> str:
@@ -286,10 +293,26 @@ def read_run(directory: Path) -> Run:
     if not config.is_file():
         raise FloretError(f"{directory} is not a run directory: it has no config.json")
     rounds = _read_rounds(directory / "history.jsonl")
-    figures = None
+    figures, ended = None, None
     if summary.is_file():
-        figures = _parse(summary, "a run's summary", lambda: Figures.from_json(json.loads(_read(summary))))
-    return _parse(config, "a run's config", lambda: Run.of(directory, json.loads(_read(config)), rounds, figures))
+        figures, ended = _parse(summary, "a run's summary", lambda: _summed_up(json.loads(_read(summary))))
+    return _parse(
+        config, "a run's config", lambda: Run.of(directory, json.loads(_read(config)), rounds, figures, ended)
+    )
+
+
+def ended_after(summary: Path) -> int | None:
+    """Return the last round of a run that ended before the one planned, by its summary; None if it tells of none."""
+    try:
+        found = json.loads(_read(summary)).get("ended_after")
+        return None if found is None else whole(found)
+    except (FloretError, ValueError, TypeError, AttributeError, RecursionError):
+        return None  # said by who reads all of it
+
+
+def _summed_up(summary: Mapping[str, Any]) -> tuple[Figures, int | None]:
+    ended = summary.get("ended_after")
+    return Figures.from_json(summary), None if ended is None else whole(ended)
 
 
 def _read_rounds(file: Path) -> tuple[Round, ...]:

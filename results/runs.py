@@ -53,6 +53,8 @@ _REAL_NODES = ("return-timeout",)
 # On disk a run is a cell of its table: folders of runs that are done keep their names.
 _FOLDER, _ABOUT, _STARTS = "cells", "cell.json", "starts.json"
 _LOG = "log.txt"
+# What is added to the log of a run whose process was killed.
+_ENDED = "ERROR : the run's process was ended by"
 _POLL = 0.5
 
 
@@ -233,7 +235,7 @@ class _EngineProcess:
             self.close()
             if process.returncode < 0:
                 with Path(job["log"]).open("a", encoding="utf-8") as log:
-                    log.write(f"ERROR : the run's process was ended by {_signal_name(-process.returncode)}\n")
+                    log.write(f"{_ENDED} {_signal_name(-process.returncode)}\n")
         finally:
             if not over:
                 # At once: this program may be interrupted once more, and end before it has told the run to stop.
@@ -898,6 +900,8 @@ def _reason(log: Path) -> str:
     """Return the line of a run's log that says why it failed."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in lines if line.strip()]
+    if lines and lines[-1].startswith(_ENDED):
+        lines = lines[-1:]  # whatever was wrong before, that is why
     errors = [re.sub(r"^(ERROR|INFO) :\s*", "", line) for line in lines if line.startswith("ERROR") or "Error" in line]
     first = next((line for line in errors if line), lines[-1] if lines else "it printed nothing")
     return f"{first} (see {log})"

@@ -118,13 +118,15 @@ def run(grid: Grid, context: Context) -> None:
             )
         )
         seconds = checkpoint.seconds + time.perf_counter() - started
-        figures = History(rounds, config.rounds, config.evaluate_every).figures(seconds)
+        last = rounds[-1].round if rounds else 0
+        ended = last if last < config.rounds else None
+        figures = History(rounds, config.rounds if ended is None else ended, config.evaluate_every).figures(seconds)
         own = sum(client.own for client in federation.roster)
-        summary = Summary(config, len(federation.roster), figures, rounds[-1].round if rounds else 0, own)
-        finished = Run.of(directory.path, directory.about, rounds, figures)
+        summary = Summary(config, len(federation.roster), figures, last, own)
+        if simulated and (missing := export(grid, federation, directory.personal, session)):
+            _tell_missing(missing, rounds, session)
+        finished = Run.of(directory.path, directory.about, rounds, figures, ended)
         write_report([finished], directory.path / "report.html")
-        if simulated:
-            export(grid, federation, directory.personal, session)
         # Last: a run that has one is finished, and is not resumed any more.
         directory.write_summary(summary)
         trackers.finish(summary)
@@ -263,11 +265,29 @@ def _about(federation: Federation, simulated: bool) -> dict[str, Any]:
     }
 
 
-def export(grid: Grid, federation: Federation, folder: Path, session: Session) -> None:
-    """Let the clients of a simulation write their personal models into ``folder``, or write what they send.
+def _tell_missing(missing: Mapping[str, str], rounds: Sequence[Round], session: Session) -> None:
+    """Tell which personal models were not exported, by client why.
 
     Raises:
-        FloretError: not all are there; the run, when it is resumed, goes on here.
+        FloretError: the run can be resumed after its last round, and then exports them.
+    """
+    if rounds and session.checkpointed == rounds[-1].round:
+        name = min(missing, key=natural_key)
+        raise FloretError(
+            f"{len(missing)} personal models were not exported, that of client {name}: {missing[name]}; resume the "
+            "run, and it exports them again"
+        )
+    for name in sorted(missing, key=natural_key):
+        log.error("The personal model of client %s was not exported: %s", name, missing[name])
+
+
+def export(grid: Grid, federation: Federation, folder: Path, session: Session) -> dict[str, str]:
+    """Let the clients of a simulation write their personal models into ``folder``, or write what they send.
+
+    One that says it has none, since its state is damaged, is logged.
+
+    Returns:
+        Why a model that there is was not written, by client; when it is asked for again, it may be.
     """
     timeout = federation.config.round_timeout
     config = ConfigRecord({**session.scalars(), "round": federation.config.rounds, "directory": str(folder)})
@@ -275,17 +295,15 @@ def export(grid: Grid, federation: Federation, folder: Path, session: Session) -
     missing = {client.name: f"no answer within {timeout:g} s" for client in federation.roster}
     for reply in send_and_receive(grid, messages, timeout):
         name = federation.roster.at(reply.metadata.src_node_id).name
-        try:
-            model = ExportReply.read(reply).model
-            if model is not None:
-                write_whole(folder / f"{name}.safetensors", save(model), sync=False)
-        except (RefusedError, OSError) as reason:
-            missing[name] = str(reason)
-            continue
         del missing[name]
-    if missing:
-        name = min(missing, key=natural_key)
-        raise FloretError(
-            f"{len(missing)} of {len(messages)} personal models were not exported, that of client {name}: "
-            f"{missing[name]}; resume the run, and it exports them again"
-        )
+        try:
+            answer = ExportReply.read(reply)
+            if answer.unwritten:
+                missing[name] = answer.unwritten
+            elif answer.model is not None:
+                write_whole(folder / f"{name}.safetensors", save(answer.model), sync=False)
+        except RefusedError as reason:
+            log.error("The personal model of client %s was not exported: %s", name, reason)
+        except OSError as error:
+            missing[name] = f"{error.filename} cannot be written ({error.strerror})"
+    return missing

@@ -82,16 +82,11 @@ def run_rounds(
         if data_of(federation) != known:
             known = data_of(federation)
             joined()
-        if _spent(strategy):
-            log.warning(
-                "privacy.epsilon = %g is spent after round %d of %d; the run ends here",
-                config.privacy.epsilon,
-                server_round - 1,
-                config.rounds,
-            )
+        if _ends(strategy, server_round - 1):
             break
         arrays = _train(grid, strategy, arrays, server_round, status)
-        last = server_round == config.rounds or _spent(strategy)
+        spent = server_round < config.rounds and _spent(strategy)
+        last = spent or server_round == config.rounds
         if last or evaluates_all(server_round, config.rounds, config.evaluate_every):
             messages = strategy.configure_evaluate(server_round, arrays, ConfigRecord(), grid)
             status.phase("evaluating", strategy.awaited)
@@ -107,6 +102,8 @@ def run_rounds(
         trackers.round(line)
         left = median(line.seconds for line in history) * (config.rounds - server_round)
         log.info("%s", log_line(line, config.rounds, left))
+        if spent and _ends(strategy, server_round):
+            break
     # Whoever had something left may have gone away since the last round.
     if history and config.checkpoint_every and strategy.session.checkpointed < history[-1].round:
         keep(history[-1].round)
@@ -181,8 +178,18 @@ def _await_clients(federation: Federation) -> None:
 
 
 def _spent(strategy: FloretStrategy) -> bool:
-    """Return whether nobody who is there has enough left of the budget for another round."""
-    return strategy.protection is not None and strategy.protection.over(strategy.roster.present())
+    """Return whether nobody who is there, or ever was if nobody is, has enough left of the budget for another round."""
+    clients = strategy.roster.present() or list(strategy.roster)
+    return strategy.protection is not None and strategy.protection.over(clients)
+
+
+def _ends(strategy: FloretStrategy, done: int) -> bool:
+    """Return whether the run ends at its budget after the round ``done``, and say so."""
+    if not _spent(strategy):
+        return False
+    epsilon, rounds = strategy.config.privacy.epsilon, strategy.config.rounds
+    log.warning("privacy.epsilon = %g is spent after round %d of %d; the run ends here", epsilon, done, rounds)
+    return True
 
 
 def _train(
@@ -195,7 +202,8 @@ def _train(
     try:
         new, _ = strategy.aggregate_train(server_round, replies)
     except SpoolError as error:
-        raise FloretError(f"round {server_round}: {error}; the run can be resumed after the round before it") from error
+        again = f"; resumed, the run goes on after round {strategy.session.checkpointed}"
+        raise FloretError(f"round {server_round}: {error}{again * bool(strategy.config.checkpoint_every)}") from error
     return arrays if new is None else new
 
 

@@ -364,8 +364,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "a personal model that did not come is passed over",
-            "    if missing:\n",
-            "    if False:\n",
+            "    return missing\n",
+            "    return {}\n",
             "tests/test_runtime.py::test_a_personal_model_that_did_not_come_is_named",
         ),
     ),
@@ -469,7 +469,7 @@ DEFECTS: list[Defect] = [
         ),
         (
             "a message without a version that fits starts anew",
-            "if not past and any(version.first <= min(at.round - 1, at.undone_after(version)) for version in there):",
+            "if not past and before and not self._store.unreadable:",
             "if False:",
             STATE,
         ),
@@ -3110,8 +3110,8 @@ DEFECTS: list[Defect] = [
         "strategies/core/protection.py",
         (
             "a simulation that is resumed pays for rounds that it makes again",
-            "for server_round, release in paid.items() if server_round <= checkpointed]",
-            "for server_round, release in paid.items()]",
+            "if n > checkpointed and release == self._release()}",
+            "if False}",
             "tests/test_resume.py::test_a_resumed_simulation_ends_where_its_budget_does",
         ),
     ),
@@ -3120,8 +3120,8 @@ DEFECTS: list[Defect] = [
         "strategies/core/protection.py",
         (
             "a simulation that is resumed notes its rounds twice",
-            "if paid.get(server_round) == release:",
-            "if False:",
+            "            if (server_round, release) in again:\n",
+            "            if False:\n",
             "tests/test_resume.py::test_a_resumed_simulation_ends_where_its_budget_does",
         ),
     ),
@@ -3130,8 +3130,8 @@ DEFECTS: list[Defect] = [
         "server_app/rounds.py",
         (
             "the round that spends the budget is not the last",
-            "last = server_round == config.rounds or _spent(strategy)",
-            "last = server_round == config.rounds",
+            "        last = spent or server_round == config.rounds\n",
+            "        last = server_round == config.rounds\n",
             "tests/test_resume.py::test_a_resumed_simulation_ends_where_its_budget_does",
         ),
     ),
@@ -3150,8 +3150,8 @@ DEFECTS: list[Defect] = [
         "server_app/app.py",
         (
             "a personal model that finds no room counts as exported",
-            "            missing[name] = str(reason)\n            continue\n",
-            '            log.error("%s", reason)\n',
+            "                missing[name] = answer.unwritten\n",
+            '                log.error("%s", answer.unwritten)\n',
             "tests/test_resume.py::test_personal_models_that_find_no_room_are_written_when_the_run_is_resumed",
         ),
     ),
@@ -3223,6 +3223,96 @@ DEFECTS: list[Defect] = [
             "            if process.returncode < 0:\n",
             "            if False:\n",
             "tests/test_experiments.py::test_a_run_that_goes_on_and_is_killed_again_is_kept",
+        ),
+    ),
+    *_of(
+        "rounds",
+        "server_app/app.py",
+        (
+            "a client whose state is damaged keeps a simulation from its end",
+            '            log.error("The personal model of client %s was not exported: %s", name, reason)\n        except OSError',
+            "            missing[name] = str(reason)\n        except OSError",
+            "tests/test_resume.py::test_a_run_finishes_without_the_personal_model_of_a_client_whose_state_is_damaged",
+        ),
+    ),
+    *_of(
+        "rounds",
+        "server_app/app.py",
+        (
+            "a run without checkpoints is told to be resumed",
+            "if rounds and session.checkpointed == rounds[-1].round:",
+            "if rounds:",
+            "tests/test_resume.py::test_personal_models_that_find_no_room_are_told_where_no_checkpoint_is",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "strategies/core/protection.py",
+        (
+            "a resumed simulation does not pay for what it released with other noise",
+            "if n > checkpointed and release == self._release()}",
+            "if n > checkpointed}",
+            "tests/test_resume.py::test_a_simulation_that_is_resumed_with_other_noise_pays_for_what_it_has_released",
+        ),
+    ),
+    *_of(
+        "rounds",
+        "server_app/rounds.py",
+        (
+            "a budget counts for those who are there alone",
+            "clients = strategy.roster.present() or list(strategy.roster)",
+            "clients = strategy.roster.present()",
+            "tests/test_privacy.py::test_the_round_that_spends_what_all_have_is_the_last_though_all_go_away",
+        ),
+    ),
+    *_of(
+        "rounds",
+        "server_app/app.py",
+        (
+            "the summary of a run that its budget ends is of an earlier round",
+            "History(rounds, config.rounds if ended is None else ended, config.evaluate_every)",
+            "History(rounds, config.rounds, config.evaluate_every)",
+            "tests/test_resume.py::test_a_run_that_its_budget_ends_is_that_of_its_last_round_whoever_goes_away_in_it",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/follow.py",
+        (
+            "a run that its budget ended is shown as killed",
+            "last = self.planned if ended is None else ended",
+            "last = self.planned",
+            "tests/test_resume.py::test_a_run_that_its_budget_ends_is_that_of_its_last_round_whoever_goes_away_in_it",
+        ),
+    ),
+    *_of(
+        "state",
+        "client_app/state.py",
+        (
+            "a version that cannot be read counts for nothing",
+            "            if number > newest:\n",
+            "            if False:\n",
+            "tests/test_state.py::test_what_cannot_be_read_now_is_no_reason_to_go_on_from_something_older",
+        ),
+    ),
+    *_of(
+        "state",
+        "client_app/state.py",
+        (
+            "a version that could not be read is removed",
+            "numbers = [*(version.number for version in versions), *self.unreadable]",
+            "numbers = [version.number for version in versions]",
+            "tests/test_state.py::test_what_cannot_be_read_now_is_no_reason_to_go_on_from_something_older",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/runs.py",
+        (
+            "an earlier error hides what ended a run's process",
+            "    if lines and lines[-1].startswith(_ENDED):\n",
+            "    if False:\n",
+            "tests/test_experiments.py::test_what_ended_a_process_is_the_reason_whatever_was_wrong_before",
         ),
     ),
 ]

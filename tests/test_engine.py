@@ -407,6 +407,16 @@ def test_a_run_that_used_no_reply_ends_with_an_error(runner: Runner) -> None:
     assert (runner.directories()[0] / "report.html").is_file()
 
 
+def test_what_killed_the_server_of_a_run_is_told(runner: Runner) -> None:
+    process = runner.start(f"{LONG} rounds=50")
+    until(lambda: runner.output.exists(), "no run")
+    runner.until_round(1)
+    os.kill(min(children(process.pid)), signal.SIGKILL)
+    log: str = process.communicate(timeout=PATIENCE)[0]
+    assert process.returncode == 128 + signal.SIGKILL, log
+    assert "The server's process was ended by signal 9, out of memory?" in log.splitlines()[-1]
+
+
 def test_nothing_is_left_when_the_engine_is_killed(runner: Runner) -> None:
     process = runner.start(f"{LONG} rounds=50")
     until(lambda: runner.output.exists(), "no run")

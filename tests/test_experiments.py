@@ -31,7 +31,7 @@ from results.experiment import Claim, Data, Experiment, PlannedRun, Verdict, sel
 from results.fit import Fit, Trial, baselines
 from results.history import ClientRound, History, Round, Scores, Traffic
 from results.measured import GLOBAL_MODEL, READINGS, Accuracies, MeasuredRun, Records, loaded, thin_curve
-from results.runs import Job, LocalEngine, RayEngine, Runs, RunSpec, commit, run_missing
+from results.runs import Job, LocalEngine, RayEngine, Runs, RunSpec, _reason, commit, run_missing
 from results.tables import ExperimentResults, environment_notes
 from server_app.settings import read_config
 from strategies import METHODS
@@ -1229,6 +1229,14 @@ def test_a_run_that_goes_on_and_is_killed_again_is_kept(tmp_path: Path, monkeypa
     assert runs.run(spec, lambda _: None) == ""
     assert [*tmp_path.rglob("history.jsonl")] == [history]
     assert len(json.loads(history.with_name("config.json").read_text())["resumed"]) == 2
+
+
+def test_what_ended_a_process_is_the_reason_whatever_was_wrong_before(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("ERROR : Client 3: no answer\nINFO : round 4\n")
+    assert _reason(log) == f"Client 3: no answer (see {log})"
+    log.write_text(log.read_text() + "ERROR : the run's process was ended by SIGTERM\n")
+    assert _reason(log) == f"the run's process was ended by SIGTERM (see {log})"
 
 
 def test_a_run_that_is_half_done_does_not_go_on_with_other_data(

@@ -996,12 +996,29 @@ def test_a_run_ends_at_its_budget_with_one_line(tmp_path: Path, caplog: pytest.L
 def test_a_run_whose_last_client_with_a_budget_goes_away_keeps_its_last_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = iter([False, False, False, False, True])  # after and before rounds 1 and 2, and before round 3
+    answers = iter([False, False, False, False, True])  # before and after rounds 1 and 2, and before round 3
     monkeypatch.setattr("server_app.rounds._spent", lambda _: next(answers))
     keys: dict[str, Any] = {**CLIENT, "method": "fedper", "rounds": 6, "checkpoint_every": 5}
     outcome = federate(tmp_path / "runs", **keys)
     assert [line["round"] for line in outcome.history] == [1, 2]
     assert Checkpoints(outcome.directory / "checkpoints").read()[0].round == 2
+
+
+def test_the_round_that_spends_what_all_have_is_the_last_though_all_go_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    present, gone = Roster.present, list[Message]()
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and message.metadata.group_id == "3":
+            gone.append(message)
+        return reply
+
+    monkeypatch.setattr(Roster, "present", lambda roster: [] if gone else present(roster))
+    keys: dict[str, Any] = {**CLIENT, "method": "fedper", "privacy__noise": 4.0, "rounds": 6, "round_timeout": 1.0}
+    keys |= {"privacy__epsilon": epsilon_of([Release(4.0, 1.0, 3)], 1e-5) + 1e-6}
+    outcome = federate(tmp_path, tamper=tamper, **keys)
+    assert [line["round"] for line in outcome.history] == [1, 2, 3]
 
 
 @pytest.mark.thorough

@@ -24,6 +24,7 @@ from common.privacy.ledger import Ledger
 from common.run_config import default_config
 from common.simulation import KeptState
 from data.datasets import load_pool, outline_pool
+from results.follow import Follower
 from results.run import read_run
 from results.rundir import RunDirectory
 from server_app.checkpoint import Checkpoint, Checkpoints, Mail
@@ -247,6 +248,44 @@ def test_a_resumed_simulation_ends_where_its_budget_does(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("like_ray")
+@pytest.mark.parametrize("silent", [1, CLIENTS])
+def test_a_run_that_its_budget_ends_is_that_of_its_last_round_whoever_goes_away_in_it(
+    tmp_path: Path, silent: int
+) -> None:
+    def tamper(message: Message, reply: Message) -> Message | None:
+        last = message.metadata.message_type == "evaluate" and message.metadata.group_id == "3"
+        return None if last and message.metadata.dst_node_id < 1000 + silent else reply
+
+    keys = keys_of("fedper") | {"rounds": 6, "round_timeout": 1.0, "num_classes": 10}
+    keys |= {"privacy__unit": "client", "privacy__where": "server", "privacy__noise": 4.0}
+    keys |= {"privacy__epsilon": epsilon_of([Release(4.0, 0.6, 3)], 1e-5) + 1e-6}
+    outcome = federate(tmp_path / "runs", CLIENTS, tamper=tamper, **keys)
+    assert [line["round"] for line in outcome.history] == [1, 2, 3]
+    last = outcome.history[-1]["accuracy"]["after"]["test"]
+    assert outcome.summary["accuracy"]["after"]["mean"] == last["mean"]
+    run = read_run(outcome.directory)
+    assert (run.figures.after.mean, run.planned_rounds, run.ended_after) == (last["mean"], 6, 3)
+    follower = Follower(outcome.directory)
+    follower.look()
+    assert follower.finished
+
+
+@pytest.mark.usefixtures("like_ray")
+def test_a_simulation_that_is_resumed_with_other_noise_pays_for_what_it_has_released(tmp_path: Path) -> None:
+    keys = keys_of("fedper") | {"rounds": 6, "checkpoint_every": 3, "num_classes": 10}
+    keys |= {"privacy__unit": "client", "privacy__where": "server", "privacy__epsilon": 3.0}
+    states = tmp_path / "states"
+    directory = crash(tmp_path / "cut", states, 6, **keys)
+    resumed = federate(tmp_path / "cut", CLIENTS, states=states, resume=str(directory), **keys | {"rounds": 9})
+    lines = Ledger(directory / "privacy.jsonl").lines()
+    # With the new noise there is room for one round beside the five.
+    assert [line.round for line in lines] == [1, 2, 3, 4, 5, 4]
+    assert len({line.noise for line in lines}) == 2
+    assert resumed.summary["epsilon"] == epsilon_of([line.release for line in lines], 1e-5)
+    assert resumed.summary["epsilon"] <= 3.0
+
+
+@pytest.mark.usefixtures("like_ray")
 def test_a_simulation_that_is_resumed_without_checkpoints_has_its_personal_models(tmp_path: Path) -> None:
     keys = keys_of("fedper")
     whole = federate(tmp_path / "whole", CLIENTS, **keys)
@@ -266,10 +305,10 @@ def test_personal_models_that_find_no_room_are_written_when_the_run_is_resumed(
 
     def no_room(path: Path, *content: Any, **how: Any) -> None:
         if path.parent.name == "personal" and path.stem in ("1", "3"):
-            raise OSError(errno.ENOSPC, full)
+            raise OSError(errno.ENOSPC, full, str(path))
         write_whole(path, *content, **how)
 
-    line = f"2 of 5 personal models were not exported, that of client 1: .*{full}.*; resume the run, and it exports"
+    line = f"2 personal models were not exported, that of client 1: .*1.safetensors.*{full}.*; resume the run, and it "
     with monkeypatch.context() as patches:
         patches.setattr(f"{where}.app.write_whole", no_room)
         if where == "server_app":  # clients on another machine do not see the folder, and send their models
@@ -281,6 +320,37 @@ def test_personal_models_that_find_no_room_are_written_when_the_run_is_resumed(
     resumed = federate(tmp_path / "full", CLIENTS, resume=str(directory), **keys)
     assert timeless(whole.history) == timeless(resumed.history)
     assert [path.read_bytes() for path in personal(resumed)] == [path.read_bytes() for path in personal(whole)]
+
+
+@pytest.mark.usefixtures("like_ray")
+def test_personal_models_that_find_no_room_are_told_where_no_checkpoint_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_room(path: Path, *content: Any, **how: Any) -> None:
+        if path.parent.name == "personal":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_whole(path, *content, **how)
+
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr("client_app.app.write_whole", no_room)
+        outcome = federate(tmp_path / "full", CLIENTS, **keys_of("fedper") | {"checkpoint_every": 0})
+    told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(told) == CLIENTS
+    assert all(line.endswith(".safetensors cannot be written (No space left on device)") for line in told)
+    assert read_run(outcome.directory).finished
+
+
+@pytest.mark.usefixtures("like_ray")
+def test_a_run_finishes_without_the_personal_model_of_a_client_whose_state_is_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = keys_of("fedper") | {"participation": 1.0}
+    directory = crash(tmp_path / "cut", tmp_path / "states", 4, **keys)
+    for file in (directory / "checkpoints" / "clients").rglob("0/*.safetensors"):
+        file.write_bytes(b"damaged")
+    resumed = federate(tmp_path / "cut", CLIENTS, resume=str(directory), **keys)
+    assert [path.stem for path in personal(resumed)] == ["1", "2", "3", "4"]
+    assert "The personal model of client 0 was not exported: no intact version of the client's state" in caplog.text
 
 
 @pytest.mark.usefixtures("like_ray")

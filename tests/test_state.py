@@ -18,7 +18,7 @@ from flwr.app import RecordDict
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from client_app.inventory import Shelf, entries
+from client_app.inventory import Shelf, entries, restore
 from client_app.keeping import Quota, Version
 from client_app.keeping import kept as stays
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext, identity
@@ -280,8 +280,15 @@ def test_what_cannot_be_read_now_is_no_reason_to_go_on_from_something_older(
         with pytest.raises(FloretError, match=rf"{unreadable} cannot be read \(Input/output error\)$"):
             train(tmp_path, 3)
         if unreadable.endswith("json"):  # floret state list
-            told = [entry.wrong for entry in entries(Shelf("default", "fedper", "a", store(tmp_path)))]
-            assert [text.endswith("cannot be read (Input/output error)") for text in told] == [True, False]
+            shelf = Shelf("default", "fedper", "a", store(tmp_path))
+            newer, older = entries(shelf)
+            assert newer.wrong.endswith("00000002.json cannot be read (Input/output error)")
+            assert (older.wrong, older.used, older.version and older.version.round) == ("", False, 1)
+            # Its owner may go on from it, and loses nothing.
+            assert restore([shelf], tmp_path, 1)[1] == 3
+            assert train(tmp_path, 3) == 1
+            assert {"00000002.json", "00000002.safetensors"} < set(files(tmp_path))
+            return
     assert files(tmp_path) == there
     assert train(tmp_path, 3) == 2
 

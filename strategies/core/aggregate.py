@@ -61,11 +61,7 @@ class WeightedMean:
 
 
 class _Spooled(ABC):
-    """Keeps what came on the disk, in ``folder`` as of ``Spool``, and reads it back block by block.
-
-    Raises:
-        SpoolError: here as in its methods, the disk does not do it.
-    """
+    """Keeps what came on the disk, in ``folder`` as of ``Spool``, and reads it block by block; errors as there."""
 
     def __init__(self, folder: Path | None) -> None:
         self._spool = Spool(folder)

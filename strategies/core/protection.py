@@ -84,17 +84,18 @@ class Protection:
     def keep(self, ledger: Ledger, session: Session, checkpointed: int) -> None:
         """Keep the account in a file of the run's directory, and go on from what it has.
 
-        A simulation makes the rounds after the one that is ``checkpointed`` again with the same draws and noise: they
-        release the same once more, and are not paid twice.
+        A simulation makes the rounds after the one that is ``checkpointed`` again with the same draws, and unless its
+        config says otherwise now with the same noise: then they release the same once more, and are not paid twice.
         """
-        config, lines, paid = self.config, ledger.lines(), dict[int, Release]()
-        self._account = [line.release for line in lines]
+        config = self.config
+        paid, again = [(line.round, line.release) for line in ledger.lines()], set[tuple[int, Release]]()
         if self._simulated:
-            paid = {line.round: line.release for line in lines}
-            self._account = [release for server_round, release in paid.items() if server_round <= checkpointed]
+            again = {(n, release) for n, release in paid if n > checkpointed and release == self._release()}
+            paid = list(dict.fromkeys(paid))
+        self._account = [release for n, release in paid if (n, release) not in again]
 
         def note(server_round: int, release: Release) -> None:
-            if paid.get(server_round) == release:
+            if (server_round, release) in again:
                 return
             with ledger.open() as opened:
                 opened.add(

@@ -210,9 +210,15 @@ class PlanAnswer:
 
 @dataclass(frozen=True)
 class ExportReply:
-    """A client's personal model; None if it has none, or wrote it to the run directory itself."""
+    """A client's personal model; None if it has none, or wrote it to the run directory itself.
+
+    Attributes:
+        model: its tensors.
+        unwritten: why it could not write them; empty if it could.
+    """
 
     model: NamedArrays | None
+    unwritten: str = ""
 
     @classmethod
     def read(cls, message: Message) -> Self:
@@ -220,7 +226,8 @@ class ExportReply:
         with refusing():
             content = opened(message)
             if "model" not in content:
-                return cls(None)
+                why = record_of(content, "client", ConfigRecord).get("unwritten", "")
+                return cls(None, printable(why) if isinstance(why, str) else "")
             model = from_record(record_of(content, "model", ArrayRecord))
             for name, array in model.items():
                 if str(array.dtype) not in _SAVED:

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -22,15 +23,18 @@ class Spool:
 
     Args:
         folder: where; None for the system's folder of temporary files, which may be in memory.
-
-    Raises:
-        SpoolError: no file can be made there.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder or Path(tempfile.gettempdir())
-        with self._told():
-            self.file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - it lives as long as the object
+        self._made: IO[bytes] | None = None
+
+    @property
+    def file(self) -> IO[bytes]:
+        """The file, made when it is first asked for."""
+        if self._made is None:
+            self._made = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - it lives as long as the object
+        return self._made
 
     def write(self, array: np.ndarray) -> int:
         """Add an array; return its place.
@@ -86,5 +90,8 @@ def spooled(arrays: NamedArrays, folder: Path | None) -> NamedArrays:
             continue
         place = spool.write(array)
         spool.flush()
-        result[name] = np.memmap(spool.file, array.dtype, "r", place, array.shape)
+        try:
+            result[name] = np.memmap(spool.file, array.dtype, "r", place, array.shape)
+        except OSError:  # a file system that maps no files, as some of a network
+            result[name] = np.array(array)
     return result
