@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from typing import cast
 
 import torch
-from opacus.grad_sample.conv import compute_conv_grad_sample
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.functional import unfold
 from torch.nn.grad import conv2d_weight
 
 from client_app.batches import Batch
+from common.privacy.library import compute_conv_grad_sample
 
 Losses = Callable[[Batch], Tensor]
 # Norms and inputs up to here times their factors are far from what float32 cannot hold.

@@ -633,6 +633,11 @@ def test_numbers_of_samples_that_were_not_told_are_not_made_up(
     assert all(count > 1 for client in about["clients"].values() for count in client["samples"].values())
 
 
+def test_a_protected_run_says_everything_once(local: Local, tmp_path: Path) -> None:
+    result = local.run(tmp_path / "runs", method="fedper", rounds=1, **CLIENT, privacy__where="server")
+    assert result.log.count("round 1/1 |") == 1
+
+
 def test_a_client_that_protects_itself_checks_what_the_server_should_have_checked(tmp_path: Path) -> None:
     site = Site(tmp_path)
     line = site.refusal(arrays=shared(initial()), **{**PROTECTED, "num_classes": 0})

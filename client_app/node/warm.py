@@ -32,7 +32,7 @@ class Warm:
     def __init__(self, *, datasets: bool, privacy: bool = False) -> None:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         extra = ["flwr_datasets.partitioner", "torchvision.datasets"] if datasets else []
-        extra += ["client_app.clipping", "opacus.accountants", "scipy.optimize"] if privacy else []
+        extra += ["client_app.clipping", "scipy.optimize"] if privacy else []
         self._context.set_forkserver_preload(["client_app.node.work", *extra])
         self._running = False
 
