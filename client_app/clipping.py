@@ -14,7 +14,7 @@ from torch.nn.functional import unfold
 from torch.nn.grad import conv2d_weight
 
 from client_app.batches import Batch
-from common.privacy.library import compute_conv_grad_sample
+from common.privacy.opacus import compute_conv_grad_sample
 
 Losses = Callable[[Batch], Tensor]
 # Norms and inputs up to here times their factors are far from what float32 cannot hold.

@@ -49,6 +49,13 @@ def _live(function: Callable[[], int | None], parent: int, close: Sequence[Conne
     end(code)
 
 
+def ending(code: int) -> str:
+    """Return in words how a process ended, by its exit code; below 0 it is the number of a signal."""
+    if code < 0:
+        return f"signal {-code}{', out of memory?' if code == -signal.SIGKILL else ''}"
+    return f"exit code {code}"
+
+
 def at_end(stop: Callable[[], None]) -> dict[signal.Signals, Any]:
     """Have ``stop`` called at SIGTERM and when the terminal closes; return the handlers that were there.
 

@@ -18,7 +18,7 @@ from flwr.app import Context, RecordDict
 
 import data
 from common.errors import ConfigError, FloretError
-from common.forks import at_end, fork
+from common.forks import at_end, ending, fork
 from common.resources import count_gpus
 from engine.checks import check_both_halves
 from engine.display import display
@@ -103,12 +103,12 @@ def _watch(plan: Plan, own: Connection, server: int, workers: dict[int, int]) ->
         code = os.waitstatus_to_exitcode(status)
         if pid == server:
             if code < 0:
-                log.error("The server's process was ended by %s", _how(code))
+                log.error("The server's process was ended by %s", ending(code))
             return code if code >= 0 else 128 - code
         if pid not in workers:
             continue
         # However many end: each message is given up after some of them, and the server's process ends by what is lost.
-        _start_worker(plan, own, server, workers, workers.pop(pid), _how(code))
+        _start_worker(plan, own, server, workers, workers.pop(pid), ending(code))
 
 
 def _start_worker(plan: Plan, own: Connection, server: int, workers: dict[int, int], slot: int, why: str) -> None:
@@ -145,9 +145,3 @@ def _serve(plan: Plan, control: Connection) -> int:
             log.error("The run was stopped%s", again)
             return INTERRUPTED
     return 0
-
-
-def _how(code: int) -> str:
-    if code < 0:
-        return f"signal {-code}{', out of memory?' if code == -signal.SIGKILL else ''}"
-    return f"exit code {code}"

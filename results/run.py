@@ -42,14 +42,14 @@ class Milestone:
 class Summary:
     """What ``summary.json`` says of a finished run: of so many ``clients``, of which ``own`` have data of their own.
 
-    It ended after the round ``last``, before the last that was planned if ``privacy.epsilon`` was spent.
+    ``ended_after`` is its last round if that came before the last one planned, because ``privacy.epsilon`` was spent.
     """
 
     config: RunConfig
     clients: int
     figures: Figures
-    last: int
     own: int = 0
+    ended_after: int | None = None
 
     def to_json(self) -> Json:
         """Return the content of ``summary.json``."""
@@ -60,7 +60,7 @@ class Summary:
             "partition": _data(self.config.partition, self.own, self.clients),
             "clients": self.clients,
             "rounds": self.config.rounds,
-            **({"ended_after": self.last} if self.last < self.config.rounds else {}),
+            **({} if self.ended_after is None else {"ended_after": self.ended_after}),
             "seed": self.config.seed,
             **self.figures.to_json(),
             "versions": versions(),
@@ -304,9 +304,8 @@ def read_run(directory: Path) -> Run:
 def ended_after(summary: Path) -> int | None:
     """Return the last round of a run that ended before the one planned, by its summary; None if it tells of none."""
     try:
-        found = json.loads(_read(summary)).get("ended_after")
-        return None if found is None else whole(found)
-    except (FloretError, ValueError, TypeError, AttributeError, RecursionError):
+        return _summed_up(json.loads(_read(summary)))[1]
+    except (FloretError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None  # said by who reads all of it
 
 

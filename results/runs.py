@@ -10,7 +10,6 @@ import os
 import queue
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -31,7 +30,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from common.config import own_keys
 from common.durable import locked, write_whole
 from common.errors import FloretError
-from common.forks import at_end
+from common.forks import at_end, ending
 from common.home import importing_from
 from common.kernels import NATIVE, kernels_in_use, variables
 from common.local_superlink import check_local_superlink, simulated_clients, use_own_commands
@@ -235,7 +234,7 @@ class _EngineProcess:
             self.close()
             if process.returncode < 0:
                 with Path(job["log"]).open("a", encoding="utf-8") as log:
-                    log.write(f"{_ENDED} {_signal_name(-process.returncode)}\n")
+                    log.write(f"{_ENDED} {ending(process.returncode)}\n")
         finally:
             if not over:
                 # At once: this program may be interrupted once more, and end before it has told the run to stop.
@@ -837,11 +836,6 @@ def _last_run(folder: Path) -> Path | None:
 def _finished(folder: Path) -> Path | None:
     runs = sorted(path.parent for path in folder.glob("*/summary.json"))
     return runs[-1] if runs else None
-
-
-def _signal_name(number: int) -> str:
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    return f"{name}, as the system does when memory is short" if name == "SIGKILL" else name
 
 
 def _is_told(folder: Path, run: Path) -> bool:

@@ -88,7 +88,7 @@ def run(grid: Grid, context: Context) -> None:
             _check_same_labels(directory.read_config()["clients"], _about(federation, simulated)["clients"])
         federation.settled = True
         lineage = checkpoint.lineage if checkpoint else f"{context.run_id:016x}"
-        session = Session(lineage, starts=_starts(origin), folder=directory.path)
+        session = Session(lineage, starts=_starts(origin), run_directory=directory.path)
         # A resumed run's clients are in files, also if it writes no checkpoints from here on.
         if simulated and (config.checkpoint_every or checkpoint) and not isinstance(grid, LocalGrid):
             session.directory = str(directory.clients)
@@ -120,9 +120,9 @@ def run(grid: Grid, context: Context) -> None:
         seconds = checkpoint.seconds + time.perf_counter() - started
         last = rounds[-1].round if rounds else 0
         ended = last if last < config.rounds else None
-        figures = History(rounds, config.rounds if ended is None else ended, config.evaluate_every).figures(seconds)
+        figures = History(rounds, last, config.evaluate_every).figures(seconds)
         own = sum(client.own for client in federation.roster)
-        summary = Summary(config, len(federation.roster), figures, last, own)
+        summary = Summary(config, len(federation.roster), figures, own, ended)
         if simulated and (missing := export(grid, federation, directory.personal, session)):
             _tell_missing(missing, rounds, session)
         finished = Run.of(directory.path, directory.about, rounds, figures, ended)

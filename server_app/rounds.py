@@ -82,7 +82,8 @@ def run_rounds(
         if data_of(federation) != known:
             known = data_of(federation)
             joined()
-        if _ends(strategy, server_round - 1):
+        if _spent(strategy):
+            _tell_spent(strategy, server_round - 1)
             break
         arrays = _train(grid, strategy, arrays, server_round, status)
         spent = server_round < config.rounds and _spent(strategy)
@@ -102,7 +103,8 @@ def run_rounds(
         trackers.round(line)
         left = median(line.seconds for line in history) * (config.rounds - server_round)
         log.info("%s", log_line(line, config.rounds, left))
-        if spent and _ends(strategy, server_round):
+        if spent:
+            _tell_spent(strategy, server_round)
             break
     # Whoever had something left may have gone away since the last round.
     if history and config.checkpoint_every and strategy.session.checkpointed < history[-1].round:
@@ -183,13 +185,9 @@ def _spent(strategy: FloretStrategy) -> bool:
     return strategy.protection is not None and strategy.protection.over(clients)
 
 
-def _ends(strategy: FloretStrategy, done: int) -> bool:
-    """Return whether the run ends at its budget after the round ``done``, and say so."""
-    if not _spent(strategy):
-        return False
+def _tell_spent(strategy: FloretStrategy, done: int) -> None:
     epsilon, rounds = strategy.config.privacy.epsilon, strategy.config.rounds
     log.warning("privacy.epsilon = %g is spent after round %d of %d; the run ends here", epsilon, done, rounds)
-    return True
 
 
 def _train(
@@ -202,8 +200,9 @@ def _train(
     try:
         new, _ = strategy.aggregate_train(server_round, replies)
     except SpoolError as error:
-        again = f"; resumed, the run goes on after round {strategy.session.checkpointed}"
-        raise FloretError(f"round {server_round}: {error}{again * bool(strategy.config.checkpoint_every)}") from error
+        checkpointed = strategy.session.checkpointed
+        again = f"; resumed, the run goes on after round {checkpointed}" if strategy.config.checkpoint_every else ""
+        raise FloretError(f"round {server_round}: {error}{again}") from error
     return arrays if new is None else new
 
 

@@ -39,7 +39,9 @@ def build_strategy(
     model = build_model(config.model, input_shape, num_classes, cut, generator)
     setup = Setup(config, parameters, model, cut, input_shape)
     return kind(
-        StrategySetting(setup, roster, session, aggregate=aggregate_of(config.aggregation, config.trim, session.folder))
+        StrategySetting(
+            setup, roster, session, aggregate=aggregate_of(config.aggregation, config.trim, session.run_directory)
+        )
     )
 
 

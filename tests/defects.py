@@ -3270,7 +3270,7 @@ DEFECTS: list[Defect] = [
         "server_app/app.py",
         (
             "the summary of a run that its budget ends is of an earlier round",
-            "History(rounds, config.rounds if ended is None else ended, config.evaluate_every)",
+            "History(rounds, last, config.evaluate_every)",
             "History(rounds, config.rounds, config.evaluate_every)",
             "tests/test_resume.py::test_a_run_that_its_budget_ends_is_that_of_its_last_round_whoever_goes_away_in_it",
         ),
@@ -3317,7 +3317,7 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "privacy",
-        "common/privacy/library.py",
+        "common/privacy/opacus.py",
         (
             "a protected run says each line twice",
             "    _ROOT.handlers[:] = _BEFORE[0]\n",

@@ -104,7 +104,7 @@ def _grid_values(releases: Sequence[Release], delta: float) -> float:
 
     As Opacus lays them out: over twice the bound of remark 5.6 of Gopi et al. 2021, in steps that keep the error.
     """
-    from common.privacy.library import PoissonSubsampledGaussianPRV, compute_safe_domain_size
+    from common.privacy.opacus import PoissonSubsampledGaussianPRV, compute_safe_domain_size
 
     error, steps = delta * _PRV_DELTA_ERROR, [release.steps for release in releases]
     losses = [PoissonSubsampledGaussianPRV(release.rate, release.noise) for release in releases]
@@ -125,7 +125,7 @@ def _epsilon_of(releases: Sequence[Release], delta: float, accountant: str) -> f
         return math.inf
     require("opacus", "privacy", "privacy.unit")
     check_accountant(releases, delta, accountant)
-    from common.privacy.library import PRVAccountant, get_privacy_spent
+    from common.privacy.opacus import PRVAccountant, get_privacy_spent
 
     # They tell of orders at the end of their range, and divide by zero on the way to a right result.
     with warnings.catch_warnings():
@@ -141,7 +141,7 @@ def _epsilon_of(releases: Sequence[Release], delta: float, accountant: str) -> f
 
 
 def _orders(whole: bool) -> list[float]:
-    from common.privacy.library import RDPAccountant
+    from common.privacy.opacus import RDPAccountant
 
     return [*range(2, 64), *range(64, 513, 32)] if whole else RDPAccountant.DEFAULT_ALPHAS
 
@@ -149,7 +149,7 @@ def _orders(whole: bool) -> list[float]:
 @lru_cache(maxsize=1024)
 def _divergences(noise: float, rate: float, whole: bool) -> Any:
     """Return the Renyi divergences of one step: a run asks for the same in every round, and each takes 0.1 s."""
-    from common.privacy.library import compute_rdp
+    from common.privacy.opacus import compute_rdp
 
     return compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=_orders(whole))
 

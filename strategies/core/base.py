@@ -566,7 +566,7 @@ class FloretStrategy(Method, Strategy):
             self._accept(reply)
             return
         # On the disk: of what is held, one reply at a time is in memory.
-        tensors = spooled(reply.payload.tensors, self.session.folder)
+        tensors = spooled(reply.payload.tensors, self.session.run_directory)
         self._held.append(replace(reply, payload=replace(reply.payload, tensors=tensors)))
         if len(self._held) == HELD:
             self._judge_held()

@@ -1,4 +1,4 @@
-"""Data on the run as a whole that every message carries, and who is told of the messages."""
+"""Data on the run as a whole, most of which every message carries, and who is told of the messages."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,9 @@ class Session:
             config.
         checkpointed: the last round that the server can go back to.
         resumed: the rounds after which the run was resumed, in order; of those that came to this state alone.
-        folder: the run directory; None where there is none.
         starts: all starts of its server, also those that got no further than to a round that was made again; the
             present one last.
+        run_directory: the server's own, which no message carries; None where there is none.
     """
 
     lineage: str
@@ -28,7 +28,7 @@ class Session:
     checkpointed: int = 0
     resumed: tuple[int, ...] = ()
     starts: tuple[Start, ...] = ()
-    folder: Path | None = None
+    run_directory: Path | None = None
 
     def scalars(self) -> dict[str, Scalar | list[int] | list[str]]:
         """Return the entries of each message's config."""
