@@ -272,7 +272,7 @@ class Client:
             ledger=(ledger, Budget(0.0, self.config.privacy.delta)),
         )
         client = self._cls(setting)
-        message: dict[str, Any] = {"round": 1, "lr": self.config.lr, "num-classes": CLASSES, "head-layers": 1}
+        message: dict[str, Any] = {"round": 1, "num-classes": CLASSES, "head-layers": 1}
         message |= {"session.lineage": "audit", "session.resumed": []}
         # Each run waits for the disk else, several times.
         with mock.patch.object(Noise, "secret", return_value=noise), mock.patch("os.fsync"):

@@ -68,7 +68,7 @@ class Ours:
         node["state-dir"] = tempfile.mkdtemp(dir=folder)
         context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=self.values)
         self.client: FloretClient = Request(context).client()
-        self.message = {"round": 1, "lr": self.values["lr"], "num-classes": CLASSES, "head-layers": 1}
+        self.message: dict[str, Any] = {"round": 1, "num-classes": CLASSES, "head-layers": 1}
         self.message |= {"session.lineage": "benchmark", "session.resumed": []}
         model = build_model(case.model, shape, CLASSES, 1, torch_generator(0, "model"))
         names = tensor_names(model, self.client.setting.method.shares)

@@ -206,8 +206,8 @@ class FloretClient(NumPyClient):
         """Bring back the personal model, the other networks and the memory of the last round taken part in.
 
         Args:
-            config: the scalars of the message: ``round`` (from 1), ``lr`` of this round, ``num-classes``,
-                ``head-layers``, and what the method's server half gives as ``instructions``.
+            config: the scalars of the message: ``round`` (from 1), ``num-classes``, ``head-layers``, and what
+                the method's server half gives as ``instructions``.
 
         Raises:
             FloretError: the client's state is of another model.
@@ -499,10 +499,15 @@ class FloretClient(NumPyClient):
         """Return a fresh SGD over ``parameters``, with the round's rates where none are given."""
         return Sgd(
             list(parameters),
-            lr=self.message["lr"] if lr is None else lr,
+            lr=self.lr if lr is None else lr,
             momentum=self.config.momentum if momentum is None else momentum,
             weight_decay=self.config.weight_decay if weight_decay is None else weight_decay,
         )
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of this round."""
+        return self.config.decayed(self.config.lr, self.message["round"])
 
     def autocast(self) -> torch.autocast:
         """Return a context in which networks compute as ``precision`` says; their outputs and all losses are float32.
@@ -890,7 +895,7 @@ class FloretClient(NumPyClient):
         # Looked at together, so that a GPU is waited for once.
         for name, fine in zip(finite, torch.stack(list(finite.values())).tolist(), strict=True):
             if not fine:
-                raise FloretError(f"training diverged: {name} is not finite; lower lr (now {self.message['lr']:g})")
+                raise FloretError(f"training diverged: {name} is not finite; lower lr (now {self.lr:g})")
 
 
 def _thaw(parameters: Iterable[nn.Parameter], others: Iterable[nn.Parameter]) -> None:

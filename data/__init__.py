@@ -1,6 +1,18 @@
 """Datasets, their partition among clients, and each client's training, validation and test split."""
 
-from data.clients import ClientData, Cut, Description, Split, check, check_own, describe, load_client, load_own, outline
+from data.clients import (
+    ClientData,
+    Cut,
+    Description,
+    Split,
+    check,
+    check_own,
+    describe,
+    forget_altered,
+    load_client,
+    load_own,
+    outline,
+)
 from data.datasets import DATASETS
 from data.inputs import read_inputs
 from data.partition import PARTITIONS
@@ -15,6 +27,7 @@ __all__ = [
     "check",
     "check_own",
     "describe",
+    "forget_altered",
     "load_client",
     "load_own",
     "outline",

@@ -1,5 +1,6 @@
 """A client's training, validation and test samples, from a pool or from files of its own."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +24,7 @@ from data.datasets import (
     data_directory,
     load_pool,
     outline_pool,
+    pool_files,
 )
 from data.files import entries, is_dir, is_file, status
 from data.images import (
@@ -133,6 +135,31 @@ def check(config: RunConfig, *, files: bool = True) -> None:
         _check_own_files(_own_directory(config), None)
     else:
         check_files(config)
+
+
+def forget_altered(config: RunConfig) -> None:
+    """Have a dataset's files read anew if they are others, or others' contents, than when this was last called for it.
+
+    A process that makes several runs calls it as each begins; within a run what was read first stays.
+    """
+    try:
+        if config.dataset == "npz-clients":
+            folder = _own_directory(config)
+            files = [*entries(folder / "train"), *entries(folder / "test")]
+        else:
+            files = pool_files(config)
+        now = tuple(zip(files, _stamps(files), strict=True))
+    except DataError:  # raised again by who reads them
+        now = ()
+    place = config.dataset, config.data_dir
+    if _seen.setdefault(place, now) != now:
+        _seen[place] = now
+        for once_a_process in (load_pool, outline_pool, _client_indices, _own_labels):
+            once_a_process.cache_clear()
+
+
+# By dataset and data-dir: the files with their stamps, as they were when a run last began.
+_seen: dict[tuple[str, str], tuple[tuple[Path, tuple[int, int]], ...]] = {}
 
 
 def outline(config: RunConfig, num_clients: int) -> Outline:
@@ -354,7 +381,7 @@ def _load_numbered(folder: Path, i: int, num_clients: int, config: RunConfig) ->
     return _load_files(files, _stamps(files), Cut.of(config, str(i)), num_classes)
 
 
-def _stamps(files: tuple[Path, ...]) -> tuple[tuple[int, int], ...]:
+def _stamps(files: Sequence[Path]) -> tuple[tuple[int, int], ...]:
     stamps = []
     for path in files:
         found = status(path)

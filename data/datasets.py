@@ -227,6 +227,20 @@ def check_files(config: RunConfig) -> None:
             check_arrays(Path(config.data_dir).expanduser() / "pathmnist.npz", _med_arrays())
 
 
+def pool_files(config: RunConfig) -> list[Path]:
+    """Return the user's own files that a pool is read from; none of an official dataset but ``pathmnist``.
+
+    Raises:
+        DataError: as ``check_files``.
+    """
+    if config.dataset == "npz":
+        return [find_pool_file(config.data_dir)]
+    if config.dataset == "image-folder":
+        parts, names = _folder(Source.of(config))
+        return [Path(file) for part in parts for file in find_images(part, names).files]
+    return [Path(config.data_dir).expanduser() / "pathmnist.npz"] if config.dataset == "pathmnist" else []
+
+
 def data_directory(dataset: str, data_dir: str, what: str) -> Path:
     """Return ``data_dir`` as a directory that exists; ``what`` describes its content in error messages.
 

@@ -215,12 +215,6 @@ DEFECTS: list[Defect] = [
         "rounds",
         "strategies/core/base.py",
         (
-            "lr-decay raised to one power more",
-            "self.config.decayed(self.config.lr, server_round)",
-            "self.config.decayed(self.config.lr, server_round + 1)",
-            f"{KEYS}::test_lr_decay_is_of_the_rounds_before",
-        ),
-        (
             "a draw forgets min-replies",
             "max(1, round(self.config.participation * len(clients)), self.config.min_replies)",
             "max(1, round(self.config.participation * len(clients)))",
@@ -812,8 +806,20 @@ DEFECTS: list[Defect] = [
             f"{KEYS}::test_every_optimizer_of_a_method_goes_by_the_keys",
         ),
         (
+            "lr-decay raised to one power more",
+            'decayed(self.config.lr, self.message["round"])',
+            'decayed(self.config.lr, self.message["round"] + 1)',
+            f"{KEYS}::test_lr_decay_is_of_the_rounds_before",
+        ),
+        (
+            "a message says the learning rate",
+            "lr=self.lr if lr is None else lr",
+            'lr=self.message.get("lr", self.lr) if lr is None else lr',
+            "tests/test_policy.py::test_a_message_does_not_say_at_which_rate_a_client_trains",
+        ),
+        (
             "the optimizer takes lr without its decay",
-            'lr=self.message["lr"] if lr is None else lr',
+            "lr=self.lr if lr is None else lr",
             "lr=self.config.lr if lr is None else lr",
             f"{KEYS}::test_every_optimizer_of_a_method_goes_by_the_keys",
         ),
@@ -3323,6 +3329,46 @@ DEFECTS: list[Defect] = [
             "    _ROOT.handlers[:] = _BEFORE[0]\n",
             "    pass\n",
             "tests/test_privacy.py::test_a_protected_run_says_everything_once",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/clients.py",
+        (
+            "a file that was altered is not read anew by the next run",
+            "    if _seen.setdefault(place, now) != now:",
+            "    if _seen.setdefault(place, now) is None:",
+            "tests/test_data.py::test_a_file_that_was_altered_is_read_anew_by_the_next_run",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/clients.py",
+        (
+            "a dataset is read anew by each run",
+            "    if _seen.setdefault(place, now) != now:",
+            "    if _seen.setdefault(place, now) is not None:",
+            "tests/test_data.py::test_a_file_that_was_altered_is_read_anew_by_the_next_run",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/datasets.py",
+        (
+            "images of a pool that were altered are kept",
+            "return [Path(file) for part in parts for file in find_images(part, names).files]",
+            "return [*parts]",
+            "tests/test_data_images.py::test_an_image_that_was_altered_is_read_anew_by_the_next_run",
+        ),
+    ),
+    *_of(
+        "engine",
+        "engine/checks.py",
+        (
+            "a warm engine keeps the data of the run before",
+            "        data.forget_altered(config)\n",
+            "        pass\n",
+            "tests/test_experiments.py::test_a_run_reads_the_file_that_there_is_when_it_begins",
         ),
     ),
 ]

@@ -418,6 +418,41 @@ def test_max_samples_keeps_a_seeded_choice_of_the_pool():
     assert len(load_pool(Source.of(config(max_samples=5000))).y) == 1797
 
 
+@pytest.mark.parametrize("dataset", ["npz", "pathmnist", "npz-clients"])
+def test_a_file_that_was_altered_is_read_anew_by_the_next_run(dataset, tmp_path):
+    y = np.arange(20) % 2
+
+    def save(y):
+        if dataset == "npz":
+            np.savez(tmp_path / "data.npz", x_train=np.zeros((20, 8)), y_train=y, x_test=np.zeros((2, 8)), y_test=y[:2])
+        elif dataset == "pathmnist":
+            of = {"train": y, "val": y[:2], "test": y[:2]}
+            arrays: dict[str, Any] = {f"{part}_labels": y[:, None] for part, y in of.items()}
+            arrays |= {f"{part}_images": np.zeros((len(y), 28, 28, 3), np.uint8) for part, y in of.items()}
+            np.savez(tmp_path / "pathmnist.npz", **arrays)
+        else:
+            for part in ("train", "test"):
+                (tmp_path / part).mkdir(exist_ok=True)
+                np.savez(tmp_path / part / "0.npz", x=np.zeros((20, 8)), y=y)
+
+    cfg = config(dataset=dataset, data_dir=str(tmp_path), partition="iid", num_classes=9)
+
+    def classes():
+        return np.flatnonzero(data.describe(cfg, 1).label_counts[0]).tolist()
+
+    save(y)
+    data.forget_altered(cfg)
+    assert classes() == [0, 1]
+    read = load_pool(Source.of(cfg)) if dataset != "npz-clients" else None
+    data.forget_altered(cfg)
+    assert read is None or load_pool(Source.of(cfg)) is read
+    save(y + 3)
+    assert classes() == [0, 1]  # to the end of the run
+    data.forget_altered(cfg)
+    assert classes() == [3, 4]
+    assert data.outline(cfg, 1).classes == 2
+
+
 def test_num_classes_is_taken_or_refused():
     assert data.describe(config(num_classes=12), 5).label_counts.shape == (5, 12)
     text = message(data.describe, config(num_classes=9), 5)

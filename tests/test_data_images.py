@@ -184,6 +184,17 @@ def test_max_samples_of_a_pool_are_the_same_images_and_the_others_are_not_decode
     assert "cannot be decoded" in message(load_pool, Source.of(folder_config(tmp_path)))
 
 
+def test_an_image_that_was_altered_is_read_anew_by_the_next_run(tmp_path):
+    save_classes(tmp_path, {"a": 2, "b": 2})
+    cfg = folder_config(tmp_path)
+    data.forget_altered(cfg)
+    before = pool_of(tmp_path)
+    other = save(tmp_path / "b" / "01.png", grey())
+    assert pool_of(tmp_path) is before  # to the end of the run
+    data.forget_altered(cfg)
+    assert np.array_equal(pool_of(tmp_path).x[3, 0], other)
+
+
 def test_a_federation_learns_from_folders(tmp_path):
     for name, level in (("bright", 180), ("dark", 60)):
         for i in range(20):

@@ -86,7 +86,6 @@ class Site:
         resumed: Any = (scalars or {}).get("session.resumed", [])
         said = {
             "round": self.round,
-            "lr": 0.01,
             "num-classes": CLASSES,
             "head-layers": 1,
             "session.lineage": "run",
@@ -160,23 +159,32 @@ def samples_in(site: Site, before: dict[str, np.ndarray], after: dict[str, np.nd
 def test_the_personal_model_does_not_leave_in_the_place_of_what_was_not_sent(tmp_path: Path, method: str) -> None:
     site, full = Site(tmp_path), initial()
     sent = full if load_class("strategies", method, FloretStrategy).shares == "model" else shared(full)
-    assert set(arrays_of(site.ask("train", sent, {"lr": 0.1}, method=method))) == set(sent)
+    assert set(arrays_of(site.ask("train", sent, lr=0.1, method=method))) == set(sent)
     for missing in (["extractor.fc1.weight"], sorted(full)):
         arrays = {name: array for name, array in sent.items() if name not in missing}
-        said = site.refusal(arrays=arrays, scalars={"lr": 1e-30}, method=method)
+        said = site.refusal(arrays=arrays, lr=1e-30, method=method)
         assert said == f"the server sent no {min(set(missing) & set(sent))}; {method} starts a round from what it sends"
+
+
+def test_a_message_does_not_say_at_which_rate_a_client_trains(tmp_path: Path) -> None:
+    sent, sizes = shared(initial()), []
+    for lr in (0.01, 1.0):
+        got = arrays_of(Site(tmp_path / str(lr)).ask("train", sent, {"lr": lr}))
+        sizes.append(sum(float(np.square(got[name] - array).sum()) for name, array in sent.items()) ** 0.5)
+    # Each site divides its samples by its own seed.
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.2)
 
 
 def test_lg_fedavg_sends_no_extractor_that_was_trained_alone(tmp_path: Path) -> None:
     site, full = Site(tmp_path), initial()
     head = {name: array for name, array in full.items() if name.startswith("head.")}
     run: dict[str, Any] = {"method": "lg-fedavg", "local_epochs": 1, "weight_decay": 0.0}
-    alone = {"lg_fedavg__fedavg_rounds": 0}
+    alone: dict[str, Any] = {"lr": 0.1, "lg_fedavg__fedavg_rounds": 0}
     for _ in range(2):
-        assert set(arrays_of(site.ask("train", head, {"lr": 0.1}, **run, **alone))) == set(head)
+        assert set(arrays_of(site.ask("train", head, **run, **alone))) == set(head)
     # Another run by the same server, whose first round is FedAvg's: what it learns of the extractor is what it sent.
     site.round = 0
-    other: dict[str, Any] = {"scalars": {"lr": 1e-30, "session.lineage": "other"}, **run, "lg_fedavg__fedavg_rounds": 1}
+    other: dict[str, Any] = {"scalars": {"session.lineage": "other"}, "lr": 1e-30, **run, "lg_fedavg__fedavg_rounds": 1}
     said = site.refusal(arrays=head, **other)
     assert said == "the server sent no extractor.fc1.bias; lg-fedavg starts a round from what it sends"
     site.round = 0

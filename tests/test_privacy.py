@@ -406,7 +406,7 @@ def test_with_one_example_more_the_sum_moves_by_its_bound_whatever_pfakd_beta_is
         # One step with next to no noise: what leaves is the sum of clipped gradients over the counted examples.
         keys = {"privacy__epsilon": 0.0, "privacy__noise": 1e-9, "batch_size": 100_000, "momentum": 0.0}
         more = {"method": "pfakd", "pfakd__beta": 1e12, "privacy__head_epochs": 0, "weight_decay": 0.0}
-        sent = arrays_of(site.ask("train", before, {"lr": 1.0}, **{**PROTECTED, **keys, **more}))
+        sent = arrays_of(site.ask("train", before, lr=1.0, **{**PROTECTED, **keys, **more}))
         (found,) = [line.count for line in Ledger.of(site.folder / "state", "site").lines() if line.count is not None]
         sums.append({name: (before[name].astype(float) - sent[name]) * max(found, 1.0) for name in before})
     moved = math.sqrt(sum(float(np.square(sums[0][name] - sums[1][name]).sum()) for name in sums[0]))
@@ -696,7 +696,7 @@ def test_a_step_on_protected_examples_by_hand(tmp_path: Path) -> None:
     site, before = Site(tmp_path, "min-noise: 0\n"), initial()
     keys: dict[str, Any] = {"num_classes": CLASSES, "privacy__unit": "example", "local_epochs": 1, "batch_size": 1000}
     keys |= {"privacy__epsilon": 0.0, "momentum": 0.0, "weight_decay": 0.0, "method": "fedprox", "fedprox__mu": 3.0}
-    sent = arrays_of(site.ask("train", before, {"lr": 0.5}, privacy__noise=1e-9, privacy__clip=1e5, **keys))
+    sent = arrays_of(site.ask("train", before, lr=0.5, privacy__noise=1e-9, privacy__clip=1e5, **keys))
     model = build_model("mlp", (30,), CLASSES, 1, torch.Generator().manual_seed(0))
     model.load_state_dict({name: torch.from_numpy(array) for name, array in before.items()})
     loss = F.cross_entropy(model(torch.from_numpy(site.train_x)), torch.from_numpy(site.train_y))
@@ -710,14 +710,14 @@ def test_a_step_on_protected_examples_by_hand(tmp_path: Path) -> None:
     # Of two steps the second one feels the proximal term.
     keys |= {"batch_size": 30, "local_epochs": 40}
     far, near = (
-        arrays_of(site.ask("train", before, {"lr": 0.1}, privacy__noise=1e-9, privacy__clip=1e5, **(keys | more)))
+        arrays_of(site.ask("train", before, lr=0.1, privacy__noise=1e-9, privacy__clip=1e5, **(keys | more)))
         for more in ({"fedprox__mu": 0.0}, {"fedprox__mu": 5.0})
     )
     sizes = [math.sqrt(sum(float(np.square(a[n] - before[n]).sum()) for n in before)) for a in (far, near)]
     assert sizes[1] < 0.5 * sizes[0]
     # Noise alone: with a tiny bound the gradient is nothing.
     keys |= {"batch_size": 1000, "local_epochs": 1}
-    sent = arrays_of(site.ask("train", before, {"lr": 1.0}, privacy__noise=1e4, privacy__clip=1e-3, **keys))
+    sent = arrays_of(site.ask("train", before, lr=1.0, privacy__noise=1e4, privacy__clip=1e-3, **keys))
     noise = np.concatenate([(sent[name] - before[name]).ravel() for name in before])
     assert 10 / (60 + 5 * COUNT.noise) < noise.std() < 10 / max(60 - 5 * COUNT.noise, 0.5)
 
@@ -1414,7 +1414,7 @@ def test_whether_a_message_is_refused_does_not_tell_of_the_personal_model(tmp_pa
     site, large = Site(tmp_path), {name: 3e5 * array for name, array in shared(initial()).items()}
     first = site.refusal(arrays=large, **keys)
     assert "is refused" in first
-    site.ask("train", shared(initial()), {"lr": 0.5}, **keys)
+    site.ask("train", shared(initial()), lr=0.5, **keys)
     assert site.refusal(arrays=large, **keys) == first
     assert site.refusal("evaluate", arrays=large, **keys) == first
 
@@ -1424,8 +1424,8 @@ def test_that_training_diverged_is_not_told(tmp_path: Path) -> None:
         site, whole = Site(tmp_path / method), initial() if method == "ditto" else shared(initial())
         keys: dict[str, Any] = {**PROTECTED, "method": method, "privacy__unit": unit}
         for _ in range(2):
-            assert "arrays" in site.ask("train", whole, {"lr": 1e30}, **keys), method
-        assert "diverged" in site.refusal(arrays=whole, scalars={"lr": 1e30}, method=method)
+            assert "arrays" in site.ask("train", whole, lr=1e30, **keys), method
+        assert "diverged" in site.refusal(arrays=whole, lr=1e30, method=method)
 
 
 def test_examples_of_other_classes_are_passed_over_in_silence(tmp_path: Path) -> None:

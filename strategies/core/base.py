@@ -506,7 +506,6 @@ class FloretStrategy(Method, Strategy):
             {
                 **config,
                 "round": server_round,
-                "lr": self.config.decayed(self.config.lr, server_round),
                 "num-classes": self.setup.classes,
                 "head-layers": self.setup.head_layers,
                 **self.session.scalars(),
