@@ -10,7 +10,7 @@ from common.kernels import KERNELS, NATIVE
 
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--engine`` and ``--superlink``, arguments of ``results.runs.engine_of``."""
+    """Add ``--engine`` and ``--superlink``, arguments of ``results.engines.engine_of``."""
     superlink = click.option("--superlink", default="", help="With --engine ray, the SuperLink connection to run on.")
     engine = click.option(
         "--engine",
@@ -23,7 +23,7 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def jobs_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--jobs``, the argument ``at_once`` of ``results.runs.engine_of``."""
+    """Add ``--jobs``, the argument ``at_once`` of ``results.engines.engine_of``."""
     return click.option(
         "--jobs",
         "-j",

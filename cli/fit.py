@@ -23,8 +23,8 @@ def fit(file: Path, grids: tuple[str, ...], options: TableOptions) -> None:
     """
     from results.experiment import Experiment, selected
     from results.fit import Fit, baselines, failure, fit_stem
+    from results.jobs import run_missing
     from results.measured import Records
-    from results.runs import run_missing
     from results.sweep import combinations
 
     scale, runs = options.scale, options.runs()

@@ -24,8 +24,8 @@ def reproduce(files: tuple[Path, ...], report: bool, options: TableOptions) -> N
     made again.
     """
     from results.experiment import Experiment, PlannedRun, selected
+    from results.jobs import run_missing
     from results.measured import Records
-    from results.runs import run_missing
     from results.tables import ExperimentResults, stem
 
     scale, runs = options.scale, options.runs()

@@ -45,7 +45,9 @@ def sweep(
     printed and written to sweep.md, sweep.json and, with a plot, sweep.html.
     """
     from engine.checks import check_run
-    from results.runs import Runs, engine_of, run_missing
+    from results.engines import engine_of
+    from results.jobs import run_missing
+    from results.runs import Runs
     from results.sweep import Sweep
     from server_app.settings import read_config
 

@@ -132,7 +132,8 @@ class TableOptions:
             FloretError: the engine cannot be used.
         """
         from engine.checks import check_run
-        from results.runs import Runs, engine_of
+        from results.engines import engine_of
+        from results.runs import Runs
 
         engine = engine_of(self.engine, self.app, self.superlink, self.kernels, self.jobs)
         return Runs(self.app, self.output, check_run, engine)

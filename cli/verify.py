@@ -58,9 +58,11 @@ def verify(
     are compared, not made again, if their kernels and the place of their data are the same.
     """
     from engine.checks import check_run
+    from results.engines import engine_of
     from results.experiment import Data, selected
+    from results.jobs import Job, run_missing
     from results.measured import other_files
-    from results.runs import Job, Runs, engine_of, run_missing
+    from results.runs import Runs
     from results.verify import Comparison, Recorded, picked
 
     data = Data.of(places, download)

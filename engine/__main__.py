@@ -1,4 +1,4 @@
-"""Run federations one after another in the same warm process, for ``results.runs``.
+"""Run federations one after another in the same warm process, for ``results.engines``.
 
 Each line of the input is a job as JSON: ``values`` (the whole run config), ``federation`` (texts of
 ``--federation-config``), ``part`` (of this machine: see ``common.resources``) and ``log`` (where the run's log goes).

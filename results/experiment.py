@@ -15,9 +15,10 @@ from common.config import RunConfig, check_keys, nearest, one_of, own_keys
 from common.errors import ConfigError
 from common.yamlfile import read_yaml
 from results.history import History
+from results.jobs import Job
 from results.measured import Accuracies
 from results.run import Run
-from results.runs import PLACES, Job, RunSpec
+from results.runs import PLACES, RunSpec
 from results.text import percent_over_runs
 
 # Samples of the pooled datasets, which a scale is a part of.

@@ -16,8 +16,9 @@ from common.config import own_keys
 from common.errors import ConfigError, FloretError
 from common.kernels import NATIVE
 from common.resources import clients_of_simulation
+from results.conditions import counted, other_kernels
 from results.history import History, Json, Traffic
-from results.runs import Outcome, Runs, RunSpec, counted, npz_name, other_kernels
+from results.runs import Outcome, Runs, RunSpec, npz_name
 
 log = logging.getLogger("flwr")
 

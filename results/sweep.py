@@ -13,8 +13,9 @@ from typing import Any, Self
 from common.durable import write_whole
 from common.errors import ConfigError, FloretError
 from common.run_config import federation_text, parse_run_configs
+from results.jobs import Job
 from results.run import Run
-from results.runs import PLACES, Job, Runs, RunSpec
+from results.runs import PLACES, Runs, RunSpec
 from results.text import percent_over_runs
 
 Keys = dict[str, Any]

@@ -2871,18 +2871,30 @@ DEFECTS: list[Defect] = [
             'return "" and ',
             EXPERIMENTS,
         ),
+    ),
+    *_of(
+        "evidence",
+        "results/conditions.py",
         (
             "a run that went on with native kernels counts as portable",
-            "for part in _parts(config)}",
+            "for part in parts_of(config)}",
             "for part in (config,)}",
             "tests/test_kernels.py",
         ),
+    ),
+    *_of(
+        "evidence",
+        "results/engines.py",
         (
             "the engine's process has native kernels",
             "importing_from(self._app) | variables(kernels)",
             "importing_from(self._app)",
             VERIFY,
         ),
+    ),
+    *_of(
+        "evidence",
+        "results/jobs.py",
         (
             "a run that two tables want is made twice",
             "wanted.setdefault(runs.folder(job.spec).name, [])",
@@ -2962,12 +2974,6 @@ DEFECTS: list[Defect] = [
             "tests/test_verify.py::test_a_run_that_read_other_data_is_told_and_made_again_to_verify",
         ),
         (
-            "a damaged run of a sweep stops the others",
-            "if runs.done(job.spec) and (reason := _unreadable(runs, job)):",
-            "if False and (reason := _unreadable(runs, job)):",
-            "tests/test_experiments.py::test_a_damaged_run_of_a_sweep_leaves_the_others",
-        ),
-        (
             "a run that is killed twice begins anew",
             "if goes_on and _resumed(before) > resumed and not self._wanted(folder, spec):",
             "if False:",
@@ -2978,6 +2984,16 @@ DEFECTS: list[Defect] = [
             "if _resumable(before) and otherwise and not self._exact:",
             "if False:",
             "tests/test_experiments.py::test_a_run_that_is_half_done_does_not_go_on_with_other_data",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/jobs.py",
+        (
+            "a damaged run of a sweep stops the others",
+            "if runs.done(job.spec) and (reason := _unreadable(runs, job)):",
+            "if False and (reason := _unreadable(runs, job)):",
+            "tests/test_experiments.py::test_a_damaged_run_of_a_sweep_leaves_the_others",
         ),
     ),
     *_of(
@@ -3223,7 +3239,7 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "evidence",
-        "results/runs.py",
+        "results/engines.py",
         (
             "what ended a run's process is not told",
             "            if process.returncode < 0:\n",
@@ -3313,7 +3329,7 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "evidence",
-        "results/runs.py",
+        "results/engines.py",
         (
             "an earlier error hides what ended a run's process",
             "    if lines and lines[-1].startswith(_ENDED):\n",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from results.runs import LocalEngine
+from results.engines import LocalEngine
 from tests.harness import FEW, ROOT, folders, run_config
 
 

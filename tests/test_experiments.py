@@ -27,11 +27,14 @@ from common.errors import ConfigError, FloretError
 from common.registry import load_class
 from common.versions import versions
 from engine.checks import check_run
+from results.conditions import commit
+from results.engines import LocalEngine, RayEngine, reason_of
 from results.experiment import Claim, Data, Experiment, PlannedRun, Verdict, selected
 from results.fit import Fit, Trial, baselines
 from results.history import ClientRound, History, Round, Scores, Traffic
+from results.jobs import Job, run_missing
 from results.measured import GLOBAL_MODEL, READINGS, Accuracies, MeasuredRun, Records, loaded, thin_curve
-from results.runs import Job, LocalEngine, RayEngine, Runs, RunSpec, _reason, commit, run_missing
+from results.runs import Runs, RunSpec
 from results.tables import ExperimentResults, environment_notes
 from server_app.settings import read_config
 from strategies import METHODS
@@ -569,7 +572,7 @@ def swept(tmp_path: Path, engine: WritingEngine) -> Result:
     grid = ["sweep", str(ROOT), "--grid", "lr=[0.1, 0.2, 0.3]", "-c", 'method="fedper" rounds=1', "-o", str(tmp_path)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("signal.signal", lambda *_: None)
-        patch.setattr("results.runs.engine_of", lambda *_: engine)
+        patch.setattr("results.engines.engine_of", lambda *_: engine)
         return CliRunner().invoke(floret, grid)
 
 
@@ -901,7 +904,7 @@ def test_what_another_command_writes_meanwhile_stays(tmp_path: Path, monkeypatch
         entries = json.loads((out / "real.json").read_text())["runs"]
         return [(e["row"], e["seed"], e["accuracy"]["after"]["window"]) for e in entries if e["status"] == "done"]
 
-    monkeypatch.setattr("results.runs.run_missing", meanwhile)
+    monkeypatch.setattr("results.jobs.run_missing", meanwhile)
     monkeypatch.setattr(ExperimentResults, "write", watched)
     out.mkdir()
     ended = CliRunner().invoke(floret, command(file, "--only", "fedper")[3:], catch_exceptions=False)
@@ -1261,9 +1264,9 @@ def test_a_run_that_goes_on_and_is_killed_again_is_kept(tmp_path: Path, monkeypa
 def test_what_ended_a_process_is_the_reason_whatever_was_wrong_before(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("ERROR : Client 3: no answer\nINFO : round 4\n")
-    assert _reason(log) == f"Client 3: no answer (see {log})"
+    assert reason_of(log) == f"Client 3: no answer (see {log})"
     log.write_text(log.read_text() + "ERROR : the run's process was ended by SIGTERM\n")
-    assert _reason(log) == f"the run's process was ended by SIGTERM (see {log})"
+    assert reason_of(log) == f"the run's process was ended by SIGTERM (see {log})"
 
 
 def test_a_run_that_is_half_done_does_not_go_on_with_other_data(
@@ -1324,7 +1327,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[RunSpec]:
         made.extend(job.spec for job in jobs)
         return {}
 
-    monkeypatch.setattr("results.runs.run_missing", collect)
+    monkeypatch.setattr("results.jobs.run_missing", collect)
     return made
 
 

@@ -14,8 +14,11 @@ from click.testing import CliRunner
 from cli.main import floret
 from common.errors import FloretError
 from common.kernels import kernels_in_use, variables
+from results.conditions import kernels_of, machine
+from results.engines import LocalEngine, RayEngine, engine_of
+from results.jobs import Job, run_missing
 from results.measured import MeasuredRun, dumped
-from results.runs import Job, LocalEngine, RayEngine, Runs, RunSpec, _portable, engine_of, machine, run_missing
+from results.runs import Runs, RunSpec
 from results.tables import environment_notes
 from tests.conftest import PATIENCE
 from tests.harness import ROOT
@@ -85,11 +88,11 @@ def test_where_they_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_a_table_says_of_them() -> None:
     portable, native = {"kernels": "portable"}, dict[str, str]()
-    assert _portable(portable) == portable
-    assert _portable({**portable, "resumed": [portable, portable]}) == portable
+    assert kernels_of(portable) == portable
+    assert kernels_of({**portable, "resumed": [portable, portable]}) == portable
     # A part of the run was made with others.
-    assert _portable({**portable, "resumed": [portable, native]}) == {}
-    assert _portable({"resumed": [portable]}) == {}
+    assert kernels_of({**portable, "resumed": [portable, native]}) == {}
+    assert kernels_of({"resumed": [portable]}) == {}
     machine = {"cpus": 2, "cpu": "A CPU", "gpus": []}
     about = {"commit": "c", "versions": {"python": "3"}, "file": None}
     notes = environment_notes([about | {"machine": machine}, about | {"machine": machine | portable}])
@@ -210,7 +213,7 @@ def test_verify_makes_runs_with_the_kernels_of_the_file_alone(tmp_path: Path, mo
     file = tmp_path / "results.json"
     file.write_text(json.dumps(dumped([(about, MeasuredRun.of(outcome, "after", 1))], 1)))
     engine = WritingEngine("portable", after=0.75)
-    monkeypatch.setattr("results.runs.engine_of", lambda *_: engine)
+    monkeypatch.setattr("results.engines.engine_of", lambda *_: engine)
     done = CliRunner().invoke(floret, ["verify", str(file), "-o", str(tmp_path / "there")], catch_exceptions=False)
     assert len(engine.made) == 1
     assert "One | A | seed 0: agrees" in done.output

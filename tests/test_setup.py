@@ -15,7 +15,9 @@ from common.errors import FloretError
 from engine.checks import check_run
 from engine.plan import Plan
 from engine.supervisor import prepare
-from results.runs import Job, LocalEngine, Runs, RunSpec, run_missing
+from results.engines import LocalEngine
+from results.jobs import Job, run_missing
+from results.runs import Runs, RunSpec
 from server_app.settings import read_config
 from server_app.setup import check_setup
 from tests.harness import ROOT, federate, run_config

@@ -18,8 +18,9 @@ from click.testing import CliRunner
 from cli.main import floret
 from common.errors import ConfigError, FloretError
 from results.experiment import Data
+from results.jobs import Job, run_missing
 from results.measured import other_files
-from results.runs import Job, Runs, RunSpec, run_missing
+from results.runs import Runs, RunSpec
 from results.verify import Recorded, picked
 from tests.conftest import PATIENCE
 from tests.harness import ROOT
@@ -142,7 +143,7 @@ def made_again(monkeypatch: pytest.MonkeyPatch, *words: str) -> list[Job]:
         made.extend(jobs)
         return []
 
-    monkeypatch.setattr("results.runs.run_missing", note)
+    monkeypatch.setattr("results.jobs.run_missing", note)
     done = CliRunner().invoke(floret, ["verify", *words], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return made

@@ -10,7 +10,7 @@ from results.history import ClientRound, Figures, Round, Scores, Spread, Traffic
 
 
 class WritingEngine:
-    """Writes runs of one round with two clients, as ``results.runs.Engine``.
+    """Writes runs of one round with two clients, as ``results.engines.Engine``.
 
     Args:
         kernels: which its runs say.

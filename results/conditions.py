@@ -1,0 +1,92 @@
+"""The conditions that a run was made under: commit, machine, kernels; also of a run that went on under others."""
+
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from common.kernels import NATIVE
+
+
+def commit(app: Path) -> str:
+    """Return the commit of the app's folder, 12 digits; empty if it is not a git checkout.
+
+    It ends in ``-dirty`` if tracked files differ, but for those below ``docs``: no run reads them, and results are
+    written there between one run and the next.
+    """
+    git = ["git", "-C", str(app)]
+    try:
+        # In sessions of their own: what interrupts this program must not end them, which would read as no commit.
+        head = subprocess.run(
+            [*git, "rev-parse", "--short=12", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=False,
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        return ""
+    if head.returncode:
+        return ""
+    different = [*git, "diff", "--quiet", "HEAD", "--", ".", ":(exclude)docs"]
+    same = subprocess.run(different, check=False, start_new_session=True)
+    return head.stdout.strip() + ("-dirty" if same.returncode else "")
+
+
+def machine() -> dict[str, Any]:
+    """Return this machine: number and model of its CPUs, its GPUs.
+
+    Generations of a CPU that compute other digits have the same name on rented machines, so its family and model number
+    stand behind it.
+    """
+    import torch
+
+    try:
+        info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        info = ""
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in info.splitlines())}
+    kind = (
+        f" (family {fields['cpu family']}, model {fields['model']})" if {"cpu family", "model"} <= fields.keys() else ""
+    )
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {"cpus": len(os.sched_getaffinity(0)), "cpu": fields.get("model name", "") + kind, "gpus": gpus}
+
+
+def kernels_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a run's ``config.json`` says of its kernels, if they were the same from its start to its end."""
+    kinds = {part.get("kernels", NATIVE) for part in parts_of(config)}
+    return {"kernels": kinds.pop()} if len(kinds) == 1 and NATIVE not in kinds else {}
+
+
+def counted(texts: Iterable[str]) -> list[str]:
+    """Return each different text of what is said of runs, with of how many it is."""
+    return [f"{many} of these runs {text}" for text, many in Counter(texts).items()]
+
+
+def other_kernels(then: str, now: str) -> list[str]:
+    """Return a text if a run was made with other kernels than those of now, which are empty if they are not known."""
+    return [f"were made with {then} kernels, and {now} ones are asked for"] if now and then != now else []
+
+
+def parts_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return what a run's ``config.json`` says of its start and of each resume."""
+    return [config, *config.get("resumed", [])]
+
+
+def in_turn(values: Sequence[Any]) -> Any:
+    """Return what all parts of a run say; if they differ, texts and lists one after the other, of numbers the least."""
+    if isinstance(values[-1], list):
+        return list(dict.fromkeys(one for value in values for one in value))
+    if isinstance(values[-1], int):
+        return min(values)
+    different = [value for value, _ in groupby(values)]
+    return ", then ".join(value or "not known" for value in different) if len(different) > 1 else different[0]
+
+
+def each_in_turn(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return ``in_turn`` of each entry that the last part has."""
+    return {name: in_turn([part[name] for part in parts if name in part]) for last in parts[-1:] for name in last}
