@@ -1,5 +1,7 @@
 """A client's training, validation and test samples, from a pool or from files of its own."""
 
+import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,7 +28,7 @@ from data.datasets import (
     outline_pool,
     pool_files,
 )
-from data.files import entries, is_dir, is_file, status
+from data.files import entries, is_dir, is_file, sha256_of, status
 from data.images import (
     Form,
     ImageFiles,
@@ -41,6 +43,8 @@ from data.images import (
 from data.npz import Samples, check_alike, check_arrays, class_count, read_input_shape, read_labels, read_samples
 from data.partition import PARTITIONS, Scheme, check_counts, partition
 
+# Of a SHA-256, as many as tell files apart.
+DIGITS = 16
 _OWN = "files per client, train/<i>.npz and test/<i>.npz with the arrays x and y, i from 0"
 _NODE = "train.npz and test.npz with the arrays x and y, or images in train/<class>/ and test/<class>/"
 
@@ -143,11 +147,7 @@ def forget_altered(config: RunConfig) -> None:
     A process that makes several runs calls it as each begins; within a run what was read first stays.
     """
     try:
-        if config.dataset == "npz-clients":
-            folder = _own_directory(config)
-            files = [*entries(folder / "train"), *entries(folder / "test")]
-        else:
-            files = pool_files(config)
+        files = _files_read(config)
         now = tuple(zip(files, _stamps(files), strict=True))
     except DataError:  # raised again by who reads them
         now = ()
@@ -160,6 +160,37 @@ def forget_altered(config: RunConfig) -> None:
 
 # By dataset and data-dir: the files with their stamps, as they were when a run last began.
 _seen: dict[tuple[str, str], tuple[tuple[Path, tuple[int, int]], ...]] = {}
+
+
+def digest(config: RunConfig) -> str | None:
+    """Return the first 16 digits of the SHA-256 of the user's own files that a simulation reads; None if it reads none.
+
+    Of one file it is that of its content; of several that of the lines that ``sha256sum`` writes of them, sorted by
+    their paths below the folder that they have in common.
+
+    Raises:
+        DataError: as ``load_client``, for a file that is missing.
+    """
+    files = _files_read(config)
+    return _digest(tuple(files), _stamps(files)) if files else None
+
+
+@lru_cache(maxsize=4)
+def _digest(files: tuple[Path, ...], stamps: tuple[tuple[int, int], ...]) -> str:
+    if len(files) == 1:
+        return sha256_of(files[0])[:DIGITS]
+    root = Path(os.path.commonpath(files))
+    named = sorted((path.relative_to(root).as_posix(), path) for path in files)
+    lines = "".join(f"{sha256_of(path)}  {name}\n" for name, path in named)
+    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:DIGITS]
+
+
+def _files_read(config: RunConfig) -> list[Path]:
+    """Return the user's own files that a simulation reads; raises as ``digest``."""
+    if config.dataset != "npz-clients":
+        return pool_files(config)
+    folder = _own_directory(config)
+    return [*entries(folder / "train"), *entries(folder / "test")]
 
 
 def outline(config: RunConfig, num_clients: int) -> Outline:

@@ -1,5 +1,6 @@
 """Queries of the file system that raise a one-line ``DataError`` where pathlib's raise an ``OSError``."""
 
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -43,6 +44,19 @@ def entries(directory: Path) -> list[Path]:
         return [directory / name for name in sorted(os.listdir(directory)) if not name.startswith(".")]
     except OSError as error:
         raise DataError(f"{directory}: cannot be listed ({_reason(error)})") from error
+
+
+def sha256_of(file: Path) -> str:
+    """Return the SHA-256 of a file's content, 64 digits.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        with file.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({_reason(error)})") from error
 
 
 def _reason(error: Exception) -> str:

@@ -27,7 +27,7 @@ FORMAT = 2
 POINTS = 40
 # As many of the keys in which runs differ stand in a message.
 _NAMED = 3
-_ABOUT = ("started", "resumed", "federation-config", "file")
+_ABOUT = ("started", "resumed", "federation-config", "file", "digest")
 ENVIRONMENT = ("commit", "machine", "versions")
 # Methods whose clients use the global model itself: those that ``serves_global`` of their strategies marks.
 GLOBAL_MODEL = frozenset({"criticalfl", "fedavg", "fedpa", "fedprox"})
@@ -111,7 +111,7 @@ class MeasuredRun:
         seconds: that it took.
         refused: number of replies.
         about: the conditions it ran under, see ``results.runs.Outcome``; ``config`` without other methods' keys;
-            ``file`` is None, too, if the file of results does not say, as older ones do not.
+            ``file`` and ``digest`` are None, too, if the file of results does not say, as older ones do not.
     """
 
     accuracies: Mapping[str, Accuracies]
@@ -298,7 +298,7 @@ def dumped(runs: Sequence[tuple[Json, MeasuredRun | None]], window: int) -> Json
                 "refused": run.refused,
                 "config": {key: value for key, value in run.about["config"].items() if key not in same},
                 "environment": environments.index(environment),
-                **{key: run.about[key] for key in _ABOUT},
+                **{key: run.about[key] for key in _ABOUT if key != "digest" or run.about[key]},
             }
         entries.append(entry)
     return {"format": FORMAT, "window": window, "config": same, "environments": environments, "runs": entries}
@@ -366,7 +366,8 @@ def _shared(file: Path, window: int, runs: Runs) -> dict[str, MeasuredRun]:
 
 
 def _loaded(entry: Json, content: Json) -> MeasuredRun:
-    about = {key: {"file": None, **entry}[key] for key in _ABOUT} | content["environments"][entry["environment"]]
+    told = {"file": None, "digest": None, **entry}
+    about = {key: told[key] for key in _ABOUT} | content["environments"][entry["environment"]]
     config = {**content["config"], **entry["config"]}
     seeds, places = (config["seed"], entry["seed"]), (entry["row"], entry["column"])
     if not all(isinstance(v, int) for v in seeds) or not all(isinstance(v, str) for v in places):
@@ -375,8 +376,8 @@ def _loaded(entry: Json, content: Json) -> MeasuredRun:
     values = [value for one in accuracies.values() for value in asdict(one).values()]
     if not all(value is None or isinstance(value, int | float) for value in values):
         raise TypeError("an accuracy is no number")
-    if not isinstance(about["file"], str | None):
-        raise TypeError("a run's file is no name")
+    if not isinstance(about["file"], str | None) or not isinstance(about["digest"], str | None):
+        raise TypeError("a run's file or digest is no text")
     if not isinstance(about["commit"], str) or not isinstance(about["versions"], dict):
         raise TypeError("an environment has no commit or versions")
     _check_machine(about["machine"])

@@ -78,6 +78,8 @@ class Run:
         config: the keys of the run config without those of methods.
         parameters: the method's own keys, without the method's name.
         versions: of Python and packages when the run began.
+        digest: of the user's own files that a simulation read, as ``data.digest``; None if it read none, and in the
+            files of earlier versions.
         num_classes: None in the files of earlier versions.
         clients: the data of each client, by name.
         history: the rounds.
@@ -93,6 +95,7 @@ class Run:
     config: Mapping[str, Any]
     parameters: Mapping[str, Any]
     versions: Mapping[str, Any]
+    digest: str | None
     num_classes: int | None
     clients: Mapping[str, ClientData]
     history: History
@@ -147,6 +150,7 @@ class Run:
             config=config,
             parameters=dict(about.get("parameters") or {}),
             versions=dict(about.get("versions") or {}),
+            digest=None if about.get("digest") is None else str(about["digest"]),
             num_classes=about.get("num_classes"),
             clients=clients,
             history=history,

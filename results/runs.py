@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.config import own_keys
+from common.config import RunConfig, own_keys, read_keys
 from common.durable import locked, write_whole
 from common.errors import FloretError
 from common.kernels import NATIVE
@@ -55,8 +55,9 @@ class Outcome:
     """A finished run and the conditions it ran under.
 
     ``about`` has the ``run`` directory's name, ``config``, ``federation-config``, ``commit``, ``machine``, ``started``,
-    ``resumed`` (how often), ``versions`` and ``file``: the name of the npz file that it read, None if it read none. Of
-    a run that went on with another commit, on another machine or with other versions, each of them is told in turn.
+    ``resumed`` (how often), ``versions``, ``file``: the name of the npz file that it read, None if it read none, and
+    ``digest``, see ``Run``. Of a run that went on with another commit, on another machine or with other versions, each
+    of them is told in turn.
     """
 
     run: Run
@@ -150,11 +151,15 @@ class Runs:
         try:
             config = json.loads((run / "config.json").read_text(encoding="utf-8"))
             kernels, read = kernels_of(config).get("kernels", NATIVE), _path(config["config"].get("data-dir", ""))
+            had = config.get("digest")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return []  # said by who reads all of it
         found, values = other_kernels(kernels, self.engine.kernels), self.config(spec)
         given = _path(values["data-dir"])
-        if read != given and (self._exact or values["dataset"] in _OWN_DATA):
+        has = _digest(values) if had else None
+        if has and has != had:
+            found.append(f"read {read} (SHA-256 {had}...), and {given} ({has}...) is given")
+        elif not has and read != given and (self._exact or values["dataset"] in _OWN_DATA):
             found.append(f"read {read or 'no data-dir'}, and {given or 'none'} is given")
         return found
 
@@ -172,7 +177,7 @@ class Runs:
             run = read_run(folder / about["run"])
             if run.cut_short:
                 raise FloretError(f"{about['run']}/history.jsonl: {run.fewer_rounds}")
-            return Outcome(run, about | {"file": npz_name(run.config)})
+            return Outcome(run, about | {"file": npz_name(run.config), "digest": run.digest})
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, FloretError) as error:
             raise FloretError(f"{folder}: cannot be read ({error}); remove it to make the run again") from error
 
@@ -286,6 +291,16 @@ def _computed(config: Mapping[str, Any], federation: str) -> dict[str, Any]:
 def _path(place: str) -> str:
     """Return the path that a ``data-dir`` names, an empty text if it names none."""
     return str(Path(place).expanduser().resolve()) if place else ""
+
+
+def _digest(values: Mapping[str, Any]) -> str | None:
+    """Return ``data.digest`` of a run config; None, too, if it cannot be told."""
+    import data
+
+    try:
+        return data.digest(read_keys(RunConfig, values))
+    except FloretError:
+        return None  # said by the run
 
 
 def _write(file: Path, content: Any) -> None:

@@ -360,7 +360,7 @@ def number(value: float | None, form: str = ".2f") -> str:
 
 
 def environment_notes(abouts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return from which npz file, of which commit, on which machine and with which versions runs were made.
+    """Return from which files, of which commit, on which machine and with which versions runs were made.
 
     A sentence each.
 
@@ -369,6 +369,9 @@ def environment_notes(abouts: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     files = sorted({about["file"] for about in abouts if about["file"]})
     notes = [f"Read from: {'; '.join(files)}."] if files else []
+    digests = sorted({about["digest"] for about in abouts if about.get("digest")})
+    if digests:
+        notes += [f"The SHA-256 of what was read begins with {' or '.join(digests)}, where runs tell it."]
     for key, text in (("commit", "Commit"), ("machine", "Machine"), ("versions", "Versions")):
         found = {_plain(key, about[key]) for about in abouts}
         notes += [f"{text}: {'; '.join(sorted(found))}."] if found else []

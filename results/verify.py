@@ -105,12 +105,14 @@ class Comparison:
         first: the first round that differs, with the old and the new accuracies, a text; empty if none does.
         differences: a text for each number that differs over rounds: its name, old and new.
         elsewhere: what of data file, commit, machine and versions is not the same, a text each.
+        same_data: whether both tell which content their data had, and had the same.
     """
 
     compared: int
     first: str
     differences: tuple[str, ...]
     elsewhere: tuple[str, ...]
+    same_data: bool
 
     @classmethod
     def of(cls, recorded: Recorded, outcome: Outcome) -> Self:
@@ -140,6 +142,7 @@ class Comparison:
             first=first,
             differences=tuple(f"{name}: {value} then, {new} now" for name, value, new in known if value != new),
             elsewhere=tuple(_elsewhere(old.about, outcome.about)),
+            same_data=old.about["digest"] is not None and old.about["digest"] == outcome.about["digest"],
         )
 
     @property
@@ -153,7 +156,10 @@ class Comparison:
             head = f"agrees: {self.compared} numbers are the same, bit for bit"
         else:
             head = f"differs: {self.first or 'not in any round that the file has'}"
-        why = self.elsewhere or ("commit, machine and versions are the same: compare the data",)
+        alike = "commit, machine and versions are the same" + (
+            ", and the data" if self.same_data else ": compare the data"
+        )
+        why = self.elsewhere or (alike,)
         return "\n".join([head, *self.differences, *(self.elsewhere if self.same else why)])
 
 
@@ -164,8 +170,8 @@ def picked(recorded: Sequence[Recorded], count: int, seed: int) -> list[Recorded
 
 def _elsewhere(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     says: dict[str, Callable[[Any], Json]] = {"commit": lambda value: {"commit": value}}
-    files = old["file"], new["file"]
-    found = [f"data: {files[0]} then, {files[1]} now"] if files[0] and files[0] != files[1] else []
+    what, key = ("SHA-256 of the data", "digest") if old["digest"] and new["digest"] else ("data", "file")
+    found = [f"{what}: {old[key]} then, {new[key]} now"] if old[key] and old[key] != new[key] else []
     for key in ENVIRONMENT:
         then, now = (says.get(key, dict)(about[key]) for about in (old, new))
         found += [

@@ -85,7 +85,6 @@ def run(grid: Grid, context: Context) -> None:
         federation.gather(status.gathering)
         if simulated and checkpoint:
             _check_same_clients(checkpoint.clients, list(federation.roster))
-            _check_same_labels(directory.read_config()["clients"], _about(federation, simulated)["clients"])
         federation.settled = True
         lineage = checkpoint.lineage if checkpoint else f"{context.run_id:016x}"
         session = Session(lineage, starts=_starts(origin), run_directory=directory.path)
@@ -158,12 +157,22 @@ def _start(config: RunConfig, context: Context, simulated: bool) -> tuple[RunDir
     now["versions"] = versions()
     if kernels_in_use() != NATIVE:
         now["kernels"] = kernels_in_use()
+    digest = data.digest(config) if simulated else None
+    if digest:
+        now["digest"] = digest
     if not config.resume:
         return RunDirectory.new(config, context.run_id, simulated), now
     directory = RunDirectory.find(config)
     before = directory.read_config()
     check_resumable(before, context.run_config)
-    origin = {key: before[key] for key in ("run_id", "started", "start", "versions", "kernels") if key in before}
+    had = before.get("digest", digest)
+    if had != digest:
+        raise ConfigError(
+            f"resume: the run to resume read other data (SHA-256 {had}...) than data-dir = {config.data_dir} has "
+            f"({digest}...); give the same"
+        )
+    kept = ("run_id", "started", "start", "versions", "kernels", "digest")
+    origin = {key: before[key] for key in kept if key in before}
     return directory, origin | {"resumed": [*before.get("resumed", []), now]}
 
 
@@ -205,21 +214,6 @@ def _check_same_clients(before: Sequence[Client], now: Sequence[Client]) -> None
         raise ConfigError(
             f"resume: the run to resume had {had}, now there are {has}; give the same --federation-config and data"
         )
-
-
-def _check_same_labels(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Check that a simulation is resumed with the data that it had, as far as ``config.json`` tells it.
-
-    Raises:
-        ConfigError: a client has other labels.
-    """
-    for name, client in now.items():
-        had = before.get(name, {}).get("labels")
-        if had is not None and had != client["labels"]:
-            raise ConfigError(
-                f"resume: of client {name} the run to resume had {had} samples of each class, now there are "
-                f"{client['labels']}; give the same data"
-            )
 
 
 def _bring_back(

@@ -2827,8 +2827,8 @@ DEFECTS: list[Defect] = [
         "results/runs.py",
         (
             "the file that a run read is not kept",
-            'about | {"file": npz_name(run.config)}',
-            'about | {"file": None}',
+            'about | {"file": npz_name(run.config), ',
+            'about | {"file": None, ',
             VERIFY,
         ),
         (
@@ -2969,8 +2969,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "a run that read other data is verified",
-            'if read != given and (self._exact or values["dataset"] in _OWN_DATA):',
-            'if read != given and values["dataset"] in _OWN_DATA:',
+            'elif not has and read != given and (self._exact or values["dataset"] in _OWN_DATA):',
+            'elif not has and read != given and values["dataset"] in _OWN_DATA:',
             "tests/test_verify.py::test_a_run_that_read_other_data_is_told_and_made_again_to_verify",
         ),
         (
@@ -3231,9 +3231,9 @@ DEFECTS: list[Defect] = [
         "rounds",
         "server_app/app.py",
         (
-            "a simulation goes on with other labels",
-            'if had is not None and had != client["labels"]:',
-            "if False:",
+            "a simulation goes on with other data",
+            "    if had != digest:",
+            "    if False:",
             "tests/test_resume.py::test_a_simulation_is_not_resumed_with_a_file_that_was_replaced",
         ),
     ),
@@ -3385,6 +3385,56 @@ DEFECTS: list[Defect] = [
             "        data.forget_altered(config)\n",
             "        pass\n",
             "tests/test_experiments.py::test_a_run_reads_the_file_that_there_is_when_it_begins",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/runs.py",
+        (
+            "a file whose content changed is the same data",
+            "        if has and has != had:",
+            "        if False:",
+            "tests/test_verify.py::test_what_a_file_contains_counts_not_where_it_lies",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/runs.py",
+        (
+            "the same content elsewhere is other data",
+            "        elif not has and read",
+            "        elif read",
+            "tests/test_verify.py::test_what_a_file_contains_counts_not_where_it_lies",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/verify.py",
+        (
+            "of other data only the name is compared",
+            'if old["digest"] and new["digest"] else ("data", "file")',
+            'if False else ("data", "file")',
+            "tests/test_verify.py::test_of_other_data_their_digests_are_told",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/clients.py",
+        (
+            "a digest is of the order in which files are found",
+            "named = sorted((path",
+            "named = list((path",
+            "tests/test_data.py::test_a_digest_is_that_of_what_the_files_contain",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/clients.py",
+        (
+            "a digest is of an altered file as it was",
+            "return _digest(tuple(files), _stamps(files)) if files else None",
+            "return _digest(tuple(files), ()) if files else None",
+            "tests/test_data.py::test_a_digest_is_that_of_what_the_files_contain",
         ),
     ),
 ]

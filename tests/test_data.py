@@ -453,6 +453,28 @@ def test_a_file_that_was_altered_is_read_anew_by_the_next_run(dataset, tmp_path)
     assert data.outline(cfg, 1).classes == 2
 
 
+def test_a_digest_is_that_of_what_the_files_contain(tmp_path):
+    assert data.digest(config()) is None
+    one = tmp_path / "one.npz"
+    one.write_bytes(b"abc")
+    whole = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, B.1
+    pooled = config(dataset="npz", data_dir=str(one))
+    assert data.digest(pooled) == whole[:16]
+    (tmp_path / "moved.npz").write_bytes(b"abc")
+    assert data.digest(config(dataset="npz", data_dir=str(tmp_path / "moved.npz"))) == whole[:16]
+    one.write_bytes(b"abd")
+    assert data.digest(pooled) != whole[:16]
+    for part in ("train", "test"):
+        (tmp_path / "clients" / part).mkdir(parents=True)
+        for i in (10, 9):
+            (tmp_path / "clients" / part / f"{i}.npz").write_bytes(b"abc")
+    names = ("test/10.npz", "test/9.npz", "train/10.npz", "train/9.npz")
+    lines = "".join(f"{whole}  {name}\n" for name in names)
+    several = config(dataset="npz-clients", data_dir=str(tmp_path / "clients"))
+    assert data.digest(several) == hashlib.sha256(lines.encode()).hexdigest()[:16]
+    assert message(data.digest, config(dataset="npz", data_dir=str(tmp_path / "none.npz"))).startswith("data-dir = ")
+
+
 def test_num_classes_is_taken_or_refused():
     assert data.describe(config(num_classes=12), 5).label_counts.shape == (5, 12)
     text = message(data.describe, config(num_classes=9), 5)

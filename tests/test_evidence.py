@@ -72,7 +72,7 @@ def measured(place: PlannedRun, value: float, when: str) -> MeasuredRun:
     accuracies = {when: Accuracies(value, value, value, value, 0.0), other: Accuracies(0.9, 0.9, 0.9, 0.9, 0.0)}
     about = {"commit": "c", "machine": {"cpus": 2, "cpu": "", "gpus": []}, "versions": {}, "started": "", "resumed": 0}
     curve = ((1, value, value),)
-    about |= {"federation-config": "", "config": dict(place.spec.keys), "file": None}
+    about |= {"federation-config": "", "config": dict(place.spec.keys), "file": None, "digest": None}
     return MeasuredRun(accuracies, curve, 4, None, Traffic(1, 2), 3.0, 0, about)
 
 

@@ -26,6 +26,7 @@ from common.config import own_keys
 from common.errors import ConfigError, FloretError
 from common.registry import load_class
 from common.versions import versions
+from data.files import sha256_of
 from engine.checks import check_run
 from results.conditions import commit
 from results.engines import LocalEngine, RayEngine, reason_of
@@ -406,6 +407,7 @@ def done(place: PlannedRun, runs: Runs, before: float, after: float) -> Measured
         "federation-config": place.spec.federation,
         "config": runs.config(place.spec),
         "file": None,
+        "digest": "0123456789abcdef",
     }
     return MeasuredRun(accuracies(before, after), ((1, before, after),), 4, 900, Traffic(1, 2), 3.0, 0, about)
 
@@ -564,7 +566,7 @@ def test_what_no_command_writes_into_results_is_a_line(tmp_path: Path) -> None:
     # A part of a machine that is missing is not told.
     file.write_text(json.dumps(good | {"environments": [environment | {"machine": {"gpus": ["one"]}}]}))
     ((_, run),) = loaded(file)[1]
-    assert environment_notes([run.about])[1] == "Machine: one."
+    assert environment_notes([run.about])[2] == "Machine: one."
 
 
 def swept(tmp_path: Path, engine: WritingEngine) -> Result:
@@ -1283,12 +1285,14 @@ def test_a_run_that_is_half_done_does_not_go_on_with_other_data(
     )
     runs = Runs(ROOT, tmp_path / "out", check_run, LocalEngine(ROOT))
     stopped(runs, first)
+    digests = [sha256_of(tmp_path / f"{name}.npz")[:16] for name in ("a", "b")]
     (history,) = tmp_path.rglob("history.jsonl")
     run, was = history.parent, history.read_bytes()
     line = (
-        f"{run} is half done; its rounds read {tmp_path}/a.npz, and {tmp_path}/b.npz is given: give the same, or remove"
+        f"{run} is half done; its rounds read {tmp_path}/a.npz (SHA-256 {digests[0]}...), and {tmp_path}/b.npz "
+        f"({digests[1]}...) is given: give the same, or remove it"
     )
-    assert runs.run(other, lambda _: None) == f"{line} it"
+    assert runs.run(other, lambda _: None) == line
     assert [*tmp_path.rglob("history.jsonl")] == [history]
     assert history.read_bytes() == was
 

@@ -94,7 +94,7 @@ def test_what_a_table_says_of_them() -> None:
     assert kernels_of({**portable, "resumed": [portable, native]}) == {}
     assert kernels_of({"resumed": [portable]}) == {}
     machine = {"cpus": 2, "cpu": "A CPU", "gpus": []}
-    about = {"commit": "c", "versions": {"python": "3"}, "file": None}
+    about = {"commit": "c", "versions": {"python": "3"}, "file": None, "digest": None}
     notes = environment_notes([about | {"machine": machine}, about | {"machine": machine | portable}])
     assert notes[1] == "Machine: 2 CPUs, A CPU; 2 CPUs, A CPU, portable kernels."
 

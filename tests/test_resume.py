@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -15,7 +16,6 @@ import torch
 from flwr.app import Message
 from safetensors.numpy import load_file, save
 
-import data.clients
 from client_app.app import app as client_app
 from common.durable import digest, read_manifest, write_manifest, write_whole
 from common.errors import FloretError
@@ -23,7 +23,7 @@ from common.privacy.accounting import Release, epsilon_of
 from common.privacy.ledger import Ledger
 from common.run_config import default_config
 from common.simulation import KeptState
-from data.datasets import load_pool, outline_pool
+from data.files import sha256_of
 from results.follow import Follower
 from results.run import read_run
 from results.rundir import RunDirectory
@@ -215,11 +215,13 @@ def test_a_simulation_is_not_resumed_with_a_file_that_was_replaced(tmp_path: Pat
     np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, x_test=x[:30], y_test=y[:30])
     directory = crash(tmp_path / "cut", tmp_path / "states", 4, **keys)
     before = (directory / "history.jsonl").read_bytes()
-    np.savez(tmp_path / "mine.npz", x_train=x, y_train=np.sort(y), x_test=x[:30], y_test=y[:30])
-    for once_a_process in (load_pool, outline_pool, data.clients._client_indices):
-        once_a_process.cache_clear()
-    line = r"resume: of client 0 the run to resume had \[\d+, \d+, \d+\] samples of each class, now there are \["
-    with pytest.raises(FloretError, match=line):
+    had = sha256_of(tmp_path / "mine.npz")[:16]
+    assert json.loads((directory / "config.json").read_text())["digest"] == had
+    np.savez(tmp_path / "mine.npz", x_train=-x, y_train=y, x_test=x[:30], y_test=y[:30])
+    has = sha256_of(tmp_path / "mine.npz")[:16]
+    line = f"resume: the run to resume read other data (SHA-256 {had}...) than data-dir = {tmp_path}/mine.npz has "
+    line += f"({has}...); give the same"
+    with pytest.raises(FloretError, match=f"^{re.escape(line)}$"):
         federate(tmp_path / "cut", CLIENTS, resume=str(directory), **keys)
     assert (directory / "history.jsonl").read_bytes() == before
 

@@ -17,11 +17,12 @@ from click.testing import CliRunner
 
 from cli.main import floret
 from common.errors import ConfigError, FloretError
+from data.files import sha256_of
 from results.experiment import Data
 from results.jobs import Job, run_missing
 from results.measured import other_files
 from results.runs import Runs, RunSpec
-from results.verify import Recorded, picked
+from results.verify import Recorded, _elsewhere, picked
 from tests.conftest import PATIENCE
 from tests.harness import ROOT
 from tests.writing import WritingEngine
@@ -97,7 +98,12 @@ def test_another_file_than_runs_read_is_told(tmp_path: Path) -> None:
     assert told(file, "cifar10=a/filled.npz") == ["1 of these runs read mine.npz, and filled.npz is given"]
     content["runs"][0]["file"] = ["filled.npz"]
     file.write_text(json.dumps(content))
-    with pytest.raises(FloretError, match=r"a\.json: is no file of results \(TypeError: a run's file is no name\)"):
+    line = r"a\.json: is no file of results \(TypeError: a run's file or digest is no text\)"
+    with pytest.raises(FloretError, match=line):
+        told(file, "cifar10=mine.npz")
+    content["runs"][0] |= {"file": "filled.npz", "digest": 5}
+    file.write_text(json.dumps(content))
+    with pytest.raises(FloretError, match=line):
         told(file, "cifar10=mine.npz")
 
 
@@ -275,6 +281,42 @@ def test_a_run_made_again_agrees_or_says_why(tmp_path: Path, kernels: str) -> No
     assert lines[head + 4].startswith("  torch: 0.1 then, ")
     assert len(lines) == head + 5
     assert differs.stderr.strip() == f"floret: {file}: 1 of 1 runs differ; see above"
+
+
+def test_what_a_file_contains_counts_not_where_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    first, moved = tmp_path / "a.npz", tmp_path / "b.npz"
+    first.write_bytes(b"one content")
+    moved.write_bytes(b"one content")
+    digest = sha256_of(first)[:16]
+
+    def made(place: Path, *, exact: bool = False) -> tuple[int, list[str]]:
+        """Return how many runs were made, and what was said of those that were done."""
+        engine = WritingEngine(digest=sha256_of(place)[:16])
+        spec = RunSpec({"method": "fedper", "rounds": 1, "dataset": "npz", "data-dir": str(place)}, "num-supernodes=2")
+        runs = Runs(ROOT, tmp_path / "out", lambda *_: None, engine, exact=exact)
+        assert not run_missing(runs, [Job(spec, "One", lambda _: "")], keep_models=False)
+        outcome = runs.outcome(spec)
+        assert outcome is not None
+        assert outcome.about["digest"] == (sha256_of(place)[:16] if exact else digest)
+        return len(engine.made), [line for line in capsys.readouterr().out.splitlines() if "of these" in line]
+
+    assert made(first) == (1, [])
+    assert made(moved) == (0, [])
+    assert made(moved, exact=True) == (0, [])
+    moved.write_bytes(b"another content")
+    has = sha256_of(moved)[:16]
+    assert made(moved) == (0, [f"1 of these runs read {first} (SHA-256 {digest}...), and {moved} ({has}...) is given"])
+    assert made(moved, exact=True) == (1, [])
+
+
+def test_of_other_data_their_digests_are_told() -> None:
+    about = {"commit": "c", "machine": {}, "versions": {}, "file": "a.npz", "digest": "1" * 16}
+    assert _elsewhere(about, about | {"file": "b.npz"}) == []
+    assert _elsewhere(about, about | {"digest": "2" * 16}) == [f"SHA-256 of the data: {'1' * 16} then, {'2' * 16} now"]
+    assert _elsewhere(about | {"digest": None}, about | {"file": "b.npz"}) == ["data: a.npz then, b.npz now"]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ class WritingEngine:
     Args:
         kernels: which its runs say.
         after: accuracy of all clients after training.
+        digest: of the data that its runs say they read.
 
     Attributes:
         made: the values of the run config of each run that it made.
@@ -22,9 +23,9 @@ class WritingEngine:
 
     at_once, warm = 1, False
 
-    def __init__(self, kernels: str = "native", after: float = 0.5) -> None:
+    def __init__(self, kernels: str = "native", after: float = 0.5, digest: str | None = None) -> None:
         self.kernels, self.made = kernels, list[Mapping[str, Any]]()
-        self._after = after
+        self._after, self._digest = after, digest
 
     def expect(self, runs: int) -> None:
         """Do nothing."""
@@ -57,6 +58,7 @@ class WritingEngine:
         samples = {name: {"samples": {"train": 9, "validation": 9, "test": 9}} for name in clients}
         kernels = {"kernels": self.kernels} if self.kernels != "native" else {}
         about = {"config": own_keys(values), "parameters": {}, "clients": samples, "versions": {}, **kernels}
+        about["digest"] = self._digest
         spread = Spread(self._after, self._after, 0.0, self._after)
         figures = Figures(Spread(0.25, 0.25, 0.0, 0.25), spread, None, Traffic(2, 2), 1.0, 1.0, 0)
         for name, content in (("config", about), ("history", line.to_json()), ("summary", figures.to_json())):
