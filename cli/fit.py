@@ -40,7 +40,7 @@ def fit(file: Path, grids: tuple[str, ...], options: TableOptions) -> None:
         for place in baselines(experiment, table)
     ]
     missing = [(setting, place) for setting, place in planned if not records.kept(place.spec)]
-    tell_kept(((records, place) for _, place in planned), options.results, runs.engine.kernels)
+    tell_kept(((records, place) for _, place in planned), options.results, runs)
     jobs = [experiment.job(place, scale, runs.config(place.spec), setting) for setting, place in missing]
     failed = dict[str, str]()
 

@@ -48,7 +48,7 @@ def reproduce(files: tuple[Path, ...], report: bool, options: TableOptions) -> N
         for experiment, table, known in zip(experiments, wanted, records, strict=True)
         for place in table
     ]
-    tell_kept(((known, place) for _, known, place in every), options.results, runs.engine.kernels)
+    tell_kept(((known, place) for _, known, place in every), options.results, runs)
     jobs = [
         experiment.job(place, scale, runs.config(place.spec))
         for experiment, known, place in every

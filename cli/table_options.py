@@ -181,10 +181,10 @@ def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def tell_kept(records: "Iterable[tuple[Records, PlannedRun]]", folder: Path, kernels: str) -> None:
+def tell_kept(records: "Iterable[tuple[Records, PlannedRun]]", folder: Path, runs: "Runs") -> None:
     """Say how many of the runs are in the results already, and which of them were made otherwise than is asked for.
 
-    That is from another npz file, or with other ``kernels``, which are empty if they are not known.
+    That is from files with another content, or with other kernels than those of the engine.
     """
     from results.measured import made_with_others, other_files
 
@@ -192,5 +192,6 @@ def tell_kept(records: "Iterable[tuple[Records, PlannedRun]]", folder: Path, ker
     kept = [(run, spec) for run, spec in every if run]
     if kept:
         click.echo(f"{len(kept)} of {len(every)} runs are in the results of {folder}")
-    for text in (*other_files(kept), *made_with_others((run for run, _ in kept), kernels)):
+    otherwise = made_with_others((run for run, _ in kept), runs.engine.kernels)
+    for text in (*other_files(kept, runs.defaults), *otherwise):
         click.echo(f"floret: {folder}: {text}", err=True)

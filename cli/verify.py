@@ -57,6 +57,7 @@ def verify(
     if one differs. A run that was made with portable kernels is made with them again. Runs that the folder --output has
     are compared, not made again, if their kernels and the place of their data are the same.
     """
+    from common.run_config import default_config
     from engine.checks import check_run
     from results.engines import engine_of
     from results.experiment import Data, selected
@@ -69,7 +70,7 @@ def verify(
     recorded = Recorded.read(file)
     ((*wanted,),) = selected([[one.place for one in recorded]], only)
     chosen = [one.at(data) for one in picked([one for one in recorded if one.place in wanted], count, pick)]
-    for text in other_files((one.run, one.place.spec) for one in chosen):
+    for text in other_files(((one.run, one.place.spec) for one in chosen), default_config(app)):
         click.echo(f"floret: {file}: {text}", err=True)
     failed = differ = 0
     for kernels in sorted({one.kernels for one in chosen}):

@@ -16,9 +16,10 @@ from common.config import own_keys
 from common.errors import ConfigError, FloretError
 from common.kernels import NATIVE
 from common.resources import clients_of_simulation
+from common.run_config import merged
 from results.conditions import counted, other_kernels
 from results.history import History, Json, Traffic
-from results.runs import Outcome, Runs, RunSpec, npz_name
+from results.runs import Outcome, Runs, RunSpec, digest_of, npz_name
 
 log = logging.getLogger("flwr")
 
@@ -242,14 +243,24 @@ class Records:
         return self._known[name]
 
 
-def other_files(runs: Iterable[tuple[MeasuredRun, RunSpec]]) -> list[str]:
-    """Return a text for each npz file that runs read where one of another name is given.
+def other_files(runs: Iterable[tuple[MeasuredRun, RunSpec]], defaults: Mapping[str, Any]) -> list[str]:
+    """Return a text for each of the user's own files that runs read where one with another content is given.
+
+    Of a run that does not tell the content, where an npz file of another name is given.
 
     Args:
         runs: that are done, and what would be run now.
+        defaults: the run config with the default of every key.
     """
-    names = ((run.about["file"], npz_name(spec.keys)) for run, spec in runs)
-    return counted(f"read {then}, and {now} is given" for then, now in names if then and then != now)
+    texts = []
+    for run, spec in runs:
+        then, now, had = run.about["file"], npz_name(spec.keys), run.about["digest"]
+        has = digest_of(merged(defaults, spec.keys)) if had else None
+        if has and has != had:
+            texts.append(f"read {then or 'files'} (SHA-256 {had}...), and {now or 'others'} ({has}...) is given")
+        elif not has and then and then != now:
+            texts.append(f"read {then}, and {now} is given")
+    return counted(texts)
 
 
 def made_with_others(runs: Iterable[MeasuredRun], kernels: str) -> list[str]:

@@ -156,7 +156,7 @@ class Runs:
             return []  # said by who reads all of it
         found, values = other_kernels(kernels, self.engine.kernels), self.config(spec)
         given = _path(values["data-dir"])
-        has = _digest(values) if had else None
+        has = digest_of(values) if had else None
         if has and has != had:
             found.append(f"read {read} (SHA-256 {had}...), and {given} ({has}...) is given")
         elif not has and read != given and (self._exact or values["dataset"] in _OWN_DATA):
@@ -293,7 +293,7 @@ def _path(place: str) -> str:
     return str(Path(place).expanduser().resolve()) if place else ""
 
 
-def _digest(values: Mapping[str, Any]) -> str | None:
+def digest_of(values: Mapping[str, Any]) -> str | None:
     """Return ``data.digest`` of a run config; None, too, if it cannot be told."""
     import data
 

@@ -2820,7 +2820,12 @@ DEFECTS: list[Defect] = [
             'at = reading.when or "before"',
             EXPERIMENTS,
         ),
-        ("another file than the runs read is not told", "if then and then != now)", "if False)", VERIFY),
+        (
+            "another file than the runs read is not told",
+            "elif not has and then and then != now:",
+            "elif False:",
+            VERIFY,
+        ),
     ),
     *_of(
         "evidence",

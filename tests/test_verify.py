@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from cli.main import floret
 from common.errors import ConfigError, FloretError
+from common.run_config import default_config
 from data.files import sha256_of
 from results.experiment import Data
 from results.jobs import Job, run_missing
@@ -84,7 +85,8 @@ def test_a_run_of_a_gpu_is_made_again_without_one(tmp_path: Path, monkeypatch: p
 
 def told(file: Path, *places: str) -> list[str]:
     data = Data.of(places, False)
-    return other_files((one.run, one.at(data).place.spec) for one in Recorded.read(file))
+    kept = ((one.run, one.at(data).place.spec) for one in Recorded.read(file))
+    return other_files(kept, default_config(ROOT))
 
 
 def test_another_file_than_runs_read_is_told(tmp_path: Path) -> None:
@@ -218,26 +220,33 @@ def test_the_npz_file_that_a_run_read_is_kept(tmp_path: Path) -> None:
     x, y = generator.integers(0, 256, (300, 8, 8, 3), np.uint8), np.arange(300) % 3
     mine, other = tmp_path / "mine.npz", tmp_path / "other.npz"
     np.savez(mine, x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
-    shutil.copy(mine, other)
+    np.savez_compressed(other, **np.load(mine))
+    digests = [sha256_of(file)[:16] for file in (mine, other)]
     out = tmp_path / "out"
     made = floret("reproduce", str(tmp_path / "real.yaml"), "-o", str(out), "--data", f"cifar10={mine}")
     assert made.returncode == 0, made.stderr
     (run,) = json.loads((out / "real.json").read_text())["runs"]
-    assert run["file"] == "mine.npz"
-    assert "- Read from: mine.npz." in (out / "real.md").read_text().splitlines()
+    assert (run["file"], run["digest"]) == ("mine.npz", digests[0])
+    page = (out / "real.md").read_text().splitlines()
+    assert "- Read from: mine.npz." in page
+    assert f"- The SHA-256 of what was read begins with {digests[0]}, where runs tell it." in page
+    moved = tmp_path / "moved.npz"
+    shutil.copy(mine, moved)
+    same = floret("reproduce", str(tmp_path / "real.yaml"), "-o", str(out), "--data", f"cifar10={moved}")
+    assert (same.returncode, same.stderr) == (0, "")
     # With another file the run is still that of the first one, and so it is told.
     given = ("--data", f"cifar10={other}")
     again = floret("reproduce", str(tmp_path / "real.yaml"), "-o", str(out), *given)
     assert again.returncode == 0, again.stderr
-    assert again.stderr.strip() == f"floret: {out}: 1 of these runs read mine.npz, and other.npz is given"
+    told = f"1 of these runs read mine.npz (SHA-256 {digests[0]}...), and other.npz ({digests[1]}...) is given"
+    assert again.stderr.strip() == f"floret: {out}: {told}"
     assert json.loads((out / "real.json").read_text())["runs"] == [run]
     verified = floret("verify", str(out / "real.json"), "-o", str(tmp_path / "again"), *given)
     assert verified.returncode == 0, verified.stderr
-    said = f"floret: {out / 'real.json'}: 1 of these runs read mine.npz, and other.npz is given"
-    assert said in verified.stderr.splitlines()
+    assert f"floret: {out / 'real.json'}: {told}" in verified.stderr.splitlines()
     *_, agrees, elsewhere = verified.stdout.splitlines()
     assert agrees == "One | IID | seed 0: agrees: 19 numbers are the same, bit for bit"
-    assert elsewhere == "  data: mine.npz then, other.npz now"
+    assert elsewhere == f"  SHA-256 of the data: {digests[0]} then, {digests[1]} now"
 
 
 @pytest.mark.thorough

@@ -57,7 +57,13 @@ class WritingEngine:
         line = Round.of(1, clients, {name: {"test": 9, "validation": 9} for name in clients}, [], [], 1.0)
         samples = {name: {"samples": {"train": 9, "validation": 9, "test": 9}} for name in clients}
         kernels = {"kernels": self.kernels} if self.kernels != "native" else {}
-        about = {"config": own_keys(values), "parameters": {}, "clients": samples, "versions": {}, **kernels}
+        about: dict[str, Any] = {
+            "config": own_keys(values),
+            "parameters": {},
+            "clients": samples,
+            "versions": {},
+            **kernels,
+        }
         about["digest"] = self._digest
         spread = Spread(self._after, self._after, 0.0, self._after)
         figures = Figures(Spread(0.25, 0.25, 0.0, 0.25), spread, None, Traffic(2, 2), 1.0, 1.0, 0)
