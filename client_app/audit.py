@@ -58,8 +58,9 @@ class Audit:
         line = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "message": message.metadata.message_type,
-            "run": message.metadata.run_id,
-            "node": message.metadata.dst_node_id,
+            # As text: many readers of JSON round whole numbers above 2^53.
+            "run": str(message.metadata.run_id),
+            "node": str(message.metadata.dst_node_id),
             "round": server_round if type(server_round) is int else None,
             **about,
             "tensors": [

@@ -616,6 +616,7 @@ def test_the_audit_file_has_what_left(tmp_path: Path) -> None:
     assert (trained["client"], trained["federation"], trained["method"], trained["round"]) == (
         "site", "default", "fedper", 2,
     )  # fmt: skip
+    assert (trained["run"], trained["node"]) == ("0", "7")  # texts, which no reader rounds
     sent = arrays_of(reply)
     assert [tensor["name"] for tensor in trained["tensors"]] == list(sent)
     for tensor in trained["tensors"]:
