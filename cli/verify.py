@@ -55,7 +55,7 @@ def verify(
     FILE is a JSON file of `floret reproduce` or `floret fit`. A run that agrees does so bit for bit. For one that
     differs the first round that does is told, and what else does: data, commit, machine, versions. It is an error
     if one differs. A run that was made with portable kernels is made with them again. Runs that the folder --output has
-    are compared, not made again, if their kernels and the place of their data are the same.
+    are compared, not made again, if their kernels and their data are the same.
     """
     from common.run_config import default_config
     from engine.checks import check_run

@@ -59,6 +59,7 @@ def prepare(plan: Plan) -> None:
         if config.device == "auto" and count_gpus():
             log.info("Clients compute on CPUs and get no GPU of this machine; %s", share)
     data.load_client(config, 0, plan.resources.clients)
+    # What the server's process writes of the files is known before it is forked: it need not read them again.
     data.digest(config)
     # What is there now stays: the forks' collector need not go through it, which would also copy its pages.
     gc.collect()

@@ -67,6 +67,13 @@ def counted(texts: Iterable[str]) -> list[str]:
     return [f"{many} of these runs {text}" for text, many in Counter(texts).items()]
 
 
+def other_data(read: str, had: str | None, given: str, has: str | None) -> list[str]:
+    """Return a text if a run read other data than are given: by their digests where both are known, else by place."""
+    if had and has:
+        return [] if had == has else [f"read {read} (SHA-256 {had}...), and {given} ({has}...) is given"]
+    return [f"read {read}, and {given} is given"] if read != given else []
+
+
 def other_kernels(then: str, now: str) -> list[str]:
     """Return a text if a run was made with other kernels than those of now, which are empty if they are not known."""
     return [f"were made with {then} kernels, and {now} ones are asked for"] if now and then != now else []

@@ -17,7 +17,7 @@ from common.errors import ConfigError, FloretError
 from common.kernels import NATIVE
 from common.resources import clients_of_simulation
 from common.run_config import merged
-from results.conditions import counted, other_kernels
+from results.conditions import counted, other_data, other_kernels
 from results.history import History, Json, Traffic
 from results.runs import Outcome, Runs, RunSpec, digest_of, npz_name
 
@@ -252,14 +252,12 @@ def other_files(runs: Iterable[tuple[MeasuredRun, RunSpec]], defaults: Mapping[s
         runs: that are done, and what would be run now.
         defaults: the run config with the default of every key.
     """
-    texts = []
+    texts = list[str]()
     for run, spec in runs:
-        then, now, had = run.about["file"], npz_name(spec.keys), run.about["digest"]
-        has = digest_of(merged(defaults, spec.keys)) if had else None
-        if has and has != had:
-            texts.append(f"read {then or 'files'} (SHA-256 {had}...), and {now or 'others'} ({has}...) is given")
-        elif not has and then and then != now:
-            texts.append(f"read {then}, and {now} is given")
+        read, given, had = run.about["file"], npz_name(spec.keys), run.about["digest"]
+        if had or read:
+            has = digest_of(merged(defaults, spec.keys)) if had else None
+            texts += other_data(read or "files", had, given or "files", has)
     return counted(texts)
 
 

@@ -17,7 +17,7 @@ from common.durable import locked, write_whole
 from common.errors import FloretError
 from common.kernels import NATIVE
 from common.run_config import default_config, merged
-from results.conditions import commit, each_in_turn, in_turn, kernels_of, machine, other_kernels, parts_of
+from results.conditions import commit, each_in_turn, in_turn, kernels_of, machine, other_data, other_kernels, parts_of
 from results.engines import POLL, Engine, reason_of
 from results.run import Run, read_run
 
@@ -157,10 +157,8 @@ class Runs:
         found, values = other_kernels(kernels, self.engine.kernels), self.config(spec)
         given = _path(values["data-dir"])
         has = digest_of(values) if had else None
-        if has and has != had:
-            found.append(f"read {read} (SHA-256 {had}...), and {given} ({has}...) is given")
-        elif not has and read != given and (self._exact or values["dataset"] in _OWN_DATA):
-            found.append(f"read {read or 'no data-dir'}, and {given or 'none'} is given")
+        if has or self._exact or values["dataset"] in _OWN_DATA:
+            found += other_data(read or "no data-dir", had, given or "none", has)
         return found
 
     def outcome(self, spec: RunSpec) -> Outcome | None:

@@ -2822,8 +2822,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "another file than the runs read is not told",
-            "elif not has and then and then != now:",
-            "elif False:",
+            "        if had or read:",
+            "        if False:",
             VERIFY,
         ),
     ),
@@ -2974,8 +2974,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "a run that read other data is verified",
-            'elif not has and read != given and (self._exact or values["dataset"] in _OWN_DATA):',
-            'elif not has and read != given and values["dataset"] in _OWN_DATA:',
+            'if has or self._exact or values["dataset"] in _OWN_DATA:',
+            'if has or values["dataset"] in _OWN_DATA:',
             "tests/test_verify.py::test_a_run_that_read_other_data_is_told_and_made_again_to_verify",
         ),
         (
@@ -3394,21 +3394,21 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "evidence",
-        "results/runs.py",
+        "results/conditions.py",
         (
             "a file whose content changed is the same data",
-            "        if has and has != had:",
-            "        if False:",
+            "        return [] if had == has else ",
+            "        return [] if True else ",
             "tests/test_verify.py::test_what_a_file_contains_counts_not_where_it_lies",
         ),
     ),
     *_of(
         "evidence",
-        "results/runs.py",
+        "results/conditions.py",
         (
             "the same content elsewhere is other data",
-            "        elif not has and read",
-            "        elif read",
+            "    if had and has:\n        return []",
+            "    if had and has and had != has:\n        return []",
             "tests/test_verify.py::test_what_a_file_contains_counts_not_where_it_lies",
         ),
     ),
