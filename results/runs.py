@@ -158,7 +158,7 @@ class Runs:
         given = _path(values["data-dir"])
         has = digest_of(values) if had else None
         if has or self._exact or values["dataset"] in _OWN_DATA:
-            found += other_data(read or "no data-dir", had, given or "none", has)
+            found += other_data(read or "no data-dir", had, given or "no data-dir", has)
         return found
 
     def outcome(self, spec: RunSpec) -> Outcome | None:
