@@ -3442,6 +3442,36 @@ DEFECTS: list[Defect] = [
             "tests/test_data.py::test_a_digest_is_that_of_what_the_files_contain",
         ),
     ),
+    *_of(
+        "nodes",
+        "client_app/node/transport.py",
+        (
+            "a message whose run ended while it came can still be claimed",
+            "        for task in state.get_tasks(run_ids=[metadata.run_id], statuses=[Status.PENDING]):\n",
+            "        for task in []:\n",
+            "tests/test_nodes.py",
+        ),
+    ),
+    *_of(
+        "nodes",
+        "client_app/node/transport.py",
+        (
+            "the SuperNode waits for a reply to a message that it did not receive",
+            "        return None\n\n    return pull_or_drop",
+            "        return run_id\n\n    return pull_or_drop",
+            "tests/test_nodes.py",
+        ),
+    ),
+    *_of(
+        "nodes",
+        "client_app/node/transport.py",
+        (
+            "a node that stops waits for the rest of a message",
+            '            if not go():\n                raise NotReceivedError("this node stops")\n',
+            "",
+            "tests/test_nodes.py",
+        ),
+    ),
 ]
 
 

@@ -202,7 +202,7 @@ def test_a_message_that_cannot_be_read_is_one_line_and_the_node_goes_on(
             return "token"
 
         @contextmanager
-        def task(self, token: str) -> Iterator[Any]:
+        def task(self, token: str, go: Any) -> Iterator[Any]:
             raise ValueError(f"\x1b[2J{token}")
             yield
 

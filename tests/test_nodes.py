@@ -25,14 +25,20 @@ from unittest.mock import patch
 import grpc
 import numpy as np
 import pytest
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.common.typing import Run, RunNotRunningException
 from flwr.proto.appio_pb2 import ClaimTaskResponse, PullPendingTasksResponse
 from flwr.proto.task_pb2 import Task
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_utils import ObjectIdNotPreregisteredError
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supernode import start_client_internal
+from flwr.supernode.nodestate import NodeStateFactory
 from PIL import Image
 from safetensors.numpy import load_file
 
 from cli import main as command
-from client_app.node import preflight, transport
+from client_app.node import preflight, tasks, transport
 from client_app.node.options import NodeOptions
 from client_app.node.preflight import UnreachableError, check_connection
 from client_app.node.supervisor import Node
@@ -85,6 +91,7 @@ class Proxy:
         self.down: list[bytearray] = []
         self._flows = threading.Event()
         self._flows.set()
+        self._most = float("inf")
         proxy = self
 
         class Handler(socketserver.BaseRequestHandler):
@@ -112,6 +119,8 @@ class Proxy:
                 self._flows.wait(PATIENCE)
                 taken += content
                 sink.sendall(content)
+                if record is self.down and sum(map(len, self.down)) > self._most:
+                    self.pause()
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -119,7 +128,12 @@ class Proxy:
     def pause(self) -> None:
         self._flows.clear()
 
+    def pause_after(self, more: int) -> None:
+        """Pause when the node has received so many bytes more."""
+        self._most = sum(map(len, self.down)) + more
+
     def go_on(self) -> None:
+        self._most = float("inf")
         self._flows.set()
 
     def mark(self) -> list[int]:
@@ -389,6 +403,45 @@ def test_what_fedper_keeps_private_never_leaves_the_node(fedper: Plain) -> None:
     private = [array for tensors in versions for name, array in tensors.items() if name.startswith("model.head.")]
     assert sorted(array.shape for array in private) == [(4,), (4,), (4, 512), (4, 512)]
     never_sent(fedper, content + fedper.proxy.raw(), private)
+
+
+@pytest.mark.thorough
+def test_a_run_that_ends_while_a_node_receives_a_message(plain: Plain) -> None:
+    dep, proxy = plain.deployment, plain.proxy
+    join = ("--superlink", f"127.0.0.1:{proxy.port}")
+    node = dep.node("receiver", "--data-dir", plain.files, *join)
+    keys: dict[str, Any] = {"method": "fedavg", "min_clients": 1, "output_dir": str(dep.folder / "receiver"), **KEYS}
+
+    def started_and_held_up() -> str:
+        """Start a run, and hold the node up in the middle of a message to train; return the run."""
+        since = len(node.text())
+        run = dep.run(**keys | {"model": "resnet18"})
+        node.wait_for("Answered: query.describe", since=since)
+        proxy.pause_after(1_000_000)
+        node.wait_for("Receiving: train message", since=since)
+        until(lambda: not proxy._flows.is_set(), "a message of some megabytes")
+        time.sleep(3 * tasks._IDLE)  # by then the node has claimed it, which no log says
+        started = re.search(r"Successfully started run (\d+)", run.text())
+        assert started, run.text()
+        return started[1]
+
+    def stop(run: str) -> None:
+        command = [str(BIN / "flwr"), "stop", run, "dep"]
+        subprocess.run(command, env=dep.env, capture_output=True, check=True, timeout=PATIENCE)
+
+    run, since = started_and_held_up(), len(node.text())
+    stop(run)
+    proxy.go_on()
+    node.wait_for("A message was not received: its run ended meanwhile", since=since)
+    finish(dep.run(rounds=1, **keys))
+
+    # It ends, too, while parts of a message are still to come.
+    run = started_and_held_up()
+    node.popen.terminate()
+    assert node.popen.wait(60) == 0
+    proxy.go_on()
+    stop(run)
+    assert "Traceback" not in node.text()
 
 
 @pytest.mark.slow
@@ -798,6 +851,51 @@ def test_a_node_waits_as_long_again_after_it_has_been_in_the_federation(
             unchecked(options(tmp_path, server.server_address[1], insecure=True, max_wait=1.5)).run()
     assert len(left) == 1
     assert time.monotonic() - left[0] >= 1.5
+
+
+@pytest.mark.parametrize("ends", ["the run", "another way", "not at all"])
+def test_nothing_is_left_of_a_message_that_broke_off(ends: str) -> None:
+    """Flower's own function, on its own state and store, between a SuperLink and a ClientApp that are not there."""
+    message = Message(RecordDict({"weights": ArrayRecord([np.ones(3)])}), dst_node_id=1, message_type="train")
+    # As the SuperLink sends it: its name is that of what it says, the name left out.
+    message.metadata.__dict__.update(_run_id=7)
+    tree = get_object_tree(message)
+    parts = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+    name_of_message = tree.object_id
+    message.metadata.__dict__.update(_message_id=name_of_message)
+    store_of = ObjectStoreFactory()
+    state, store = NodeStateFactory(objectstore_factory=store_of).state(), store_of.store()
+    state.store_run(Run.create_empty(7))
+
+    def pull_object(run_id: int, name: str) -> bytes:
+        if ends == "another way":
+            raise ObjectIdNotPreregisteredError(name)
+        if ends == "the run" and name != name_of_message:
+            raise RunNotRunningException
+        return parts[name]
+
+    def confirm(run_id: int, name: str) -> None:
+        if ends == "the run":
+            raise RunNotRunningException
+
+    run = transport.dropping(start_client_internal._pull_and_store_message)(
+        state=state,
+        object_store=store,
+        node_config={},
+        receive=lambda: (message, tree),
+        get_run=None,
+        get_fab=None,
+        pull_object=pull_object,
+        confirm_message_received=confirm,
+        trusted_entities=None,
+    )
+    (task,) = state.get_tasks()
+    left = [one.metadata.message_id for one in state.get_messages()]
+    if ends == "not at all":
+        assert (run, task.status.status, left, len(store)) == (7, "pending", [name_of_message], len(parts))
+    else:
+        # None, or the SuperNode would wait for a reply.
+        assert (run, task.status.status, left, len(store)) == (None, "finished", [], 0)
 
 
 @pytest.mark.parametrize("hangs", ["PullPendingTasks", "ClaimTask"])

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from flwr.app import ConfigRecord, Context, Message
 
-from client_app.node.transport import Bundle, Task, Tasks
+from client_app.node.transport import Bundle, NotReceivedError, Task, Tasks
 from client_app.node.warm import LostError, Warm
 from common.errors import FloretError, printable
 from common.flower import UNREADABLE, pack_context, pack_message, unpack_message
@@ -55,8 +55,10 @@ def serve(
             token = tasks.claim()
             if token:
                 try:
-                    with tasks.task(token) as task:
+                    with tasks.task(token, go) as task:
                         _handle(task, warm, go, key)
+                except NotReceivedError as error:
+                    log.warning("A message was not received: %s", error)
                 except UNREADABLE as error:
                     log.error("A message cannot be answered (%s: %s)", type(error).__name__, printable(error))
                 pause, last = _FIRST, time.monotonic()

@@ -14,17 +14,17 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace, TracebackType
-from typing import Self
+from typing import Any, Self, cast
 
 import grpc
 from flwr.app import Error, Message
 
 # Flower's codes for the error of a message and for the end of a task.
-from flwr.common.constant import ErrorCode, SubStatus
+from flwr.common.constant import ErrorCode, Status, SubStatus
 
 # Channels with Flower's limits on the size of messages.
 from flwr.common.grpc import create_channel
@@ -34,11 +34,12 @@ from flwr.proto.appio_pb2 import ClaimTaskRequest, PullPendingTasksRequest
 
 # The API itself.
 from flwr.proto.clientappio_pb2_grpc import ClientAppIoStub
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 
 # A task without heartbeat is given up by the SuperNode.
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_grpc
 
-# The SuperNode's error for a reply whose run is over.
+# The SuperNode's error for a message, and for a reply, whose run is over.
 from flwr.supercore.inflatable.inflatable_utils import ObjectIdNotPreregisteredError
 
 # The SuperNode requires with every call the task's token and a version that is compatible with its own.
@@ -62,6 +63,8 @@ TURNED_AWAY, STILL_THERE, WRONG_VERSION = 71, 72, 73
 IDLE, FIRST, GROWTH = 3.0, 0.2, 1.1
 # Seconds after which a SuperNode that does not say what waits counts as gone.
 HANGS = 10.0
+# Seconds between two looks for a part of a message that is still on its way to the SuperNode: first, most.
+_PART = (0.02, 0.5)
 # The environment variable with the id of the process that the SuperNode ends with.
 PARENT = "FLORET_NODE_PID"
 _SETTINGS = 0x04
@@ -77,6 +80,10 @@ def is_answer(head: bytes) -> bool:
 
 class GoneError(FloretError):
     """The SuperNode does not answer any more."""
+
+
+class NotReceivedError(FloretError):
+    """A message has not come as a whole, and will not; says why."""
 
 
 @dataclass(frozen=True)
@@ -113,11 +120,16 @@ class Tasks:
             return str(self._stub.ClaimTask(ClaimTaskRequest(task_id=waiting[0].task_id), timeout=HANGS).token)
 
     @contextmanager
-    def task(self, token: str) -> "Iterator[Task]":
+    def task(self, token: str, go: Callable[[], bool]) -> "Iterator[Task]":
         """Yield the claimed message, and send the SuperNode heartbeats until the context ends.
+
+        Args:
+            token: what ``claim`` returned.
+            go: whether to go on waiting for parts of the message that the SuperNode does not have yet.
 
         Raises:
             GoneError: the SuperNode is gone.
+            NotReceivedError: ``go`` returned False, or the message's run ended.
         """
         channel = _channel(self._address, token)
         try:
@@ -125,7 +137,7 @@ class Tasks:
             heartbeat = HeartbeatSender(make_task_heartbeat_fn_grpc(stub))
             heartbeat.start()
             try:
-                yield Task(stub)
+                yield Task(stub, go)
             finally:
                 heartbeat.stop()
         finally:
@@ -149,10 +161,14 @@ class Task:
         bundle: the run's app.
     """
 
-    def __init__(self, stub: ClientAppIoStub) -> None:
+    def __init__(self, stub: ClientAppIoStub, go: Callable[[], bool]) -> None:
         self._stub = stub
         with _talking():
-            self.message, self.context, run, fab = pull_task_input(stub)
+            try:
+                self.message, self.context, run, fab = pull_task_input(_waiting(stub, go))
+            except ObjectIdNotPreregisteredError as error:
+                push_task_output(stub, None, SubStatus.FAILED, "")
+                raise NotReceivedError("its run ended meanwhile") from error
         self.run_id: int = run.run_id
         key = fab.hash_str or hashlib.sha256(fab.content).hexdigest()
         self.bundle = Bundle(f"{run.fab_id} {run.fab_version}", fab.content, key)
@@ -179,6 +195,32 @@ class Task:
                 taken = False
             push_task_output(self._stub, self.context, status, "")
         return taken
+
+
+def _waiting(stub: ClientAppIoStub, go: Callable[[], bool]) -> ClientAppIoStub:
+    """Return what ``pull_task_input`` calls, waiting for each part of the message while ``go`` returns True.
+
+    Flower's own wait is up to 10 s from one try to the next, 500 times, and nothing ends it.
+    """
+
+    def pull(request: PullObjectRequest) -> PullObjectResponse:
+        pause = _PART[0]
+        while True:
+            response: PullObjectResponse = stub.PullObject(request)
+            if response.object_available or not response.object_found:
+                return response
+            if not go():
+                raise NotReceivedError("this node stops")
+            time.sleep(pause)
+            pause = min(2 * pause, _PART[1])
+
+    calls = SimpleNamespace(
+        PullTaskInput=stub.PullTaskInput,
+        PullMessage=stub.PullMessage,
+        PullObject=pull,
+        ConfirmMessageReceived=stub.ConfirmMessageReceived,
+    )
+    return cast(ClientAppIoStub, calls)
 
 
 def _channel(address: str, token: str | None) -> grpc.Channel:
@@ -236,6 +278,46 @@ class Pace:
             self._idle = min(self._idle * GROWTH, IDLE)
 
 
+def dropping(pull: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Return ``pull``, the SuperNode's function that receives a message, leaving nothing of one that broke off.
+
+    Flower's own leaves a message whose run ended meanwhile to be claimed, and its parts to be waited for. After one
+    that failed otherwise it waits for a reply that nobody will write.
+
+    Args:
+        pull: called with ``state``, ``object_store``, ``receive``, ``confirm_message_received`` and more by keyword;
+            returns the message's run, None without a message.
+    """
+
+    def pull_or_drop(**given: Any) -> int | None:
+        received: list[Message] = []
+        whole: list[str] = []
+
+        def receive() -> Any:
+            found = given["receive"]()
+            if found is not None:
+                received.append(found[0])
+            return found
+
+        def confirm(run_id: int, message_id: str) -> None:
+            given["confirm_message_received"](run_id, message_id)
+            whole.append(message_id)
+
+        run_id = pull(**given | {"receive": receive, "confirm_message_received": confirm})
+        if not received or whole:
+            return run_id
+        metadata = received[0].metadata
+        state = given["state"]
+        state.delete_messages(message_ids=[metadata.message_id])
+        # One that was claimed already finds its parts gone, and is ended by who claimed it.
+        given["object_store"].delete(metadata.message_id)
+        for task in state.get_tasks(run_ids=[metadata.run_id], statuses=[Status.PENDING]):
+            state.finish_task(task.task_id, sub_status=SubStatus.FAILED, details="The message was not received.")
+        return None
+
+    return pull_or_drop
+
+
 class Reason(logging.Handler):
     """Finds in Flower's log why the SuperLink did not accept this node.
 
@@ -283,6 +365,7 @@ def run_supernode() -> None:
 
     # The module uses nothing else of ``time``; the tests of real nodes would show it if another version did.
     start_client_internal.time = SimpleNamespace(sleep=Pace().sleep)  # type: ignore[attr-defined, assignment]
+    start_client_internal._pull_and_store_message = dropping(start_client_internal._pull_and_store_message)
     sys.argv[0] = "flower-supernode"
     reason = Reason()
     logging.getLogger("flwr").addHandler(reason)
