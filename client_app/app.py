@@ -21,6 +21,7 @@ from client_app.policy import Outgoing, Policy, PolicyError
 from client_app.protection import Budget, within
 from client_app.runtime import device_of, enter_app_folder, use_threads
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext, Store, identity, own_seed
+from common.accuracies import EXACT
 from common.config import RunConfig, one_of, read_keys
 from common.durable import write_whole
 from common.errors import ConfigError, DataError, FloretError, one_line
@@ -433,6 +434,7 @@ def describe(request: Request) -> RecordDict:
                     "class-names": list(data.class_names) if tells and (not policy or policy.class_names) else [],
                     "partitions": int(request.context.node_config.get("num-partitions", 0)),
                     "own-data": request.has_own_data,
+                    "accuracies": policy.accuracies if policy else EXACT,
                 }
             )
         }

@@ -16,6 +16,7 @@ from flwr.app import ArrayRecord
 
 from client_app.inventory import remove_unused, size_of_states, states_of
 from client_app.protection import Budget
+from common.accuracies import EXACT, NONE, ROUNDED, STEP, TELLING
 from common.config import RunConfig, between, check_known, choice, folder_name, key_of, keys_of, one_of, read_keys
 from common.errors import ConfigError, FloretError
 from common.extras import require
@@ -39,8 +40,6 @@ NETWORKS, REPRESENTATIONS = "networks", "representations"
 EVERY = (*dict.fromkeys(KINDS.values()), NETWORKS, REPRESENTATIONS)
 # The whole model, in the key ``leaves``.
 MODEL = ("extractor", "head")
-# What an accuracy is rounded to.
-STEP = 0.05
 
 
 class PolicyError(FloretError):
@@ -93,7 +92,7 @@ class Policy:
     federations: tuple[str, ...] = _names()
     leaves: tuple[str, ...] = _leaves()
     class_names: bool = True
-    accuracies: str = field(default="rounded", metadata=choice("exact", "rounded", "none").metadata)
+    accuracies: str = field(default=ROUNDED, metadata=choice(*TELLING).metadata)
     hidden_below: int = _number(20, 0)
     min_samples: int = _number(10, 1)
     min_class_samples: int = _number(5, 1)
@@ -119,7 +118,7 @@ class Policy:
         """Return the policy of a node whose data are a partition of the run's dataset, and nobody's own."""
         return cls(
             leaves=(ALL,),
-            accuracies="exact",
+            accuracies=EXACT,
             hidden_below=0,
             min_samples=1,
             min_class_samples=1,
@@ -393,9 +392,9 @@ class Outgoing:
                 kept[name] = value
                 continue
             of = split if accuracy else "train" if payload.kind == "train" else "test"
-            if self.policy.accuracies == "none" or self._samples[of] < self.policy.hidden_below:
+            if self.policy.accuracies == NONE or self._samples[of] < self.policy.hidden_below:
                 continue
-            if self.policy.accuracies == "rounded":
+            if self.policy.accuracies == ROUNDED:
                 value = round(round(value / STEP) * STEP, 6) if accuracy else float(f"{value:.0e}")
             kept[name] = value
         return kept

@@ -71,7 +71,8 @@ def table(runs: Sequence[Run]) -> str:
             ]
         )
     over = [f"{short(name, 36)}: accuracies are over {run.figures_over}" for run, name in named if run.figures_over]
-    return "\n".join([_aligned(rows), *over])
+    telling = [f"{short(name, 36)}: {run.not_exact}" for run, name in named if run.not_exact]
+    return "\n".join([_aligned(rows), *over, *telling])
 
 
 def client_table(run: Run) -> str:
@@ -106,6 +107,8 @@ def client_table(run: Run) -> str:
     heading = f"accuracy on each client's own test split, before and after local training, round {line.round}"
     if run.over(line):
         heading += f"; the mean is over {run.over(line)}"
+    if run.not_exact:
+        heading += f"\n{run.not_exact}"
     if len(groups) > 1:
         heading += f"\n{len(line.clients)} clients: the 10 worst and the 10 best are shown, the report has all"
     return "\n".join([heading, "", *text, *([run.fewer_rounds] if run.fewer_rounds else [])])

@@ -205,7 +205,8 @@ the client that spent most</p></div>
 <section>
 <h2>Accuracy to quote</h2>
 <p class="note">Mean ± standard deviation over clients
-{%- if fewer %}; before local training over those that trained in the round{% endif %}.</p>
+{%- if fewer %}; before local training over those that trained in the round{% endif %}.
+{%- if run.not_exact %} {{ run.not_exact }}.{% endif %}</p>
 <table id="milestones">
 <thead><tr><th></th><th>round</th><th>clients</th><th>test, after</th><th>test, before</th><th>validation, after</th>
 <th>validation, before</th></tr></thead>
@@ -324,6 +325,9 @@ The highest mean is in bold.{% if fewer %} A dash before local training: only so
 </div>
 {% for run, name in runs if run.figures_over %}
 <p class="note">{{ name }}: accuracies are over {{ run.figures_over }}</p>
+{% endfor %}
+{% for run, name in runs if run.not_exact %}
+<p class="note">{{ name }}: {{ run.not_exact }}</p>
 {% endfor %}
 {% for run, name in runs if run.fewer_rounds %}
 <p class="badge">{{ name }}: {{ run.fewer_rounds }}</p>

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from common.accuracies import EXACT, not_exact
 from common.config import RunConfig
 from common.errors import FloretError, printable
 from common.names import natural_key
@@ -23,11 +24,13 @@ class ClientData:
     """One client's data: samples per split, and samples per class of its training split if labels are known.
 
     ``samples`` lacks what a client did not tell. ``own``: they are its own, not a partition of the run's dataset.
+    ``accuracies``: how it tells them, one of ``common.accuracies.TELLING``.
     """
 
     samples: Mapping[str, int]
     labels: tuple[int, ...] | None
     own: bool = False
+    accuracies: str = EXACT
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Summary:
     """What ``summary.json`` says of a finished run: of so many ``clients``, of which ``own`` have data of their own.
 
     ``ended_after`` is its last round if that came before the last one planned, because ``privacy.epsilon`` was spent.
+    ``telling`` says how many clients tell accuracies in which way, by ``common.accuracies.TELLING``.
     """
 
     config: RunConfig
@@ -50,6 +54,7 @@ class Summary:
     figures: Figures
     own: int = 0
     ended_after: int | None = None
+    telling: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> Json:
         """Return the content of ``summary.json``."""
@@ -62,6 +67,7 @@ class Summary:
             "rounds": self.config.rounds,
             **({} if self.ended_after is None else {"ended_after": self.ended_after}),
             "seed": self.config.seed,
+            **({"accuracies": dict(self.telling)} if {*self.telling} - {EXACT} else {}),
             **self.figures.to_json(),
             "versions": versions(),
         }
@@ -140,6 +146,7 @@ class Run:
                 },
                 labels=None if client.get("labels") is None else tuple(whole(count) for count in client["labels"]),
                 own=bool(client.get("own")),
+                accuracies=str(client.get("accuracies", EXACT)),
             )
             for name, client in (about.get("clients") or {}).items()
         }
@@ -241,6 +248,11 @@ class Run:
         """Return such as ``"1 of 2 clients"`` if a round measured fewer clients than the run has, else nothing."""
         measured, known = line.measured() if line else 0, len(self.client_names())
         return f"{measured} of {known} clients" if 0 < measured < known else ""
+
+    @property
+    def not_exact(self) -> str:
+        """How many clients do not tell their accuracies as they are, such as ``"2 of 3 clients ..."``; else nothing."""
+        return not_exact(data.accuracies for data in self.clients.values())
 
     @property
     def bytes_sent(self) -> int:

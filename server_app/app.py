@@ -5,6 +5,7 @@ import logging
 import secrets
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from safetensors.numpy import save
 
 import data
+from common.accuracies import EXACT
 from common.config import RunConfig, own_keys
 from common.durable import digest, write_manifest, write_whole
 from common.errors import ConfigError, FloretError
@@ -121,7 +123,8 @@ def run(grid: Grid, context: Context) -> None:
         ended = last if last < config.rounds else None
         figures = History(rounds, last, config.evaluate_every).figures(seconds)
         own = sum(client.own for client in federation.roster)
-        summary = Summary(config, len(federation.roster), figures, own, ended)
+        telling = Counter(client.accuracies for client in federation.roster)
+        summary = Summary(config, len(federation.roster), figures, own, ended, telling)
         if simulated and (missing := export(grid, federation, directory.personal, session)):
             _tell_missing(missing, rounds, session)
         finished = Run.of(directory.path, directory.about, rounds, figures, ended)
@@ -253,6 +256,7 @@ def _about(federation: Federation, simulated: bool) -> dict[str, Any]:
                 },
                 "labels": labels[place] if labels else None,
                 **({"own": True} if client.own else {}),
+                **({} if client.accuracies == EXACT else {"accuracies": client.accuracies}),
             }
             for place, client in enumerate(federation.roster)
         },

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load, save
 
+from common.accuracies import TELLING
 from common.durable import (
     DamagedError,
     UnreadableError,
@@ -268,7 +269,8 @@ def _wrong_with(checkpoint: Checkpoint) -> str:
     for client in checkpoint.clients:
         counts = (client.node_id, client.train, client.validation, client.test)
         texts = (client.name, client.identity, client.key)
-        if {*map(type, texts)} != {str} or {*map(type, counts)} != {int} or type(client.own) is not bool:
+        of_a_client = {*map(type, texts)} == {str} and {*map(type, counts)} == {int} and type(client.own) is bool
+        if not of_a_client or client.accuracies not in TELLING:
             return "it has a client that is none"
     for name, array in checkpoint.arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():

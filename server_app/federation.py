@@ -9,6 +9,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from common.accuracies import EXACT, NONE, ROUNDED
 from common.config import RunConfig, split_names
 from common.errors import ConfigError, FloretError, printable
 from common.flower import is_simulated, pull_one
@@ -233,13 +234,15 @@ class Federation:
             raise RefusedError(f"client {name}: {classes} classes, the model has {self.num_classes}; set num-classes")
         self._check_model(name, shape, max(self.num_classes, classes))
         back = name in self.roster
-        self.roster.add(Client(name, node, said.train, said.validation, said.test, said.identity, said.key, said.own))
+        samples = (said.train, said.validation, said.test)
+        self.roster.add(Client(name, node, *samples, said.identity, said.key, said.own, said.accuracies))
         self.input_shape, self.class_names = shape, names
         self.num_classes = max(self.num_classes, classes)
         self._partitions = max(self._partitions, said.partitions)
         if not self._simulated:
-            samples = f"{said.train} training samples" if self.told else "it does not tell its samples"
-            log.info("Client %s %s (%s)", name, "is back" if back else "joined", samples)
+            tells = f"{said.train} training samples" if self.told else "it does not tell its samples"
+            tells += {EXACT: "", ROUNDED: "; it rounds accuracies", NONE: "; it tells no accuracies"}[said.accuracies]
+            log.info("Client %s %s (%s)", name, "is back" if back else "joined", tells)
 
     def _check_model(self, name: str, shape: tuple[int, ...], classes: int) -> None:
         """Check that the model can be built for such inputs and so many classes.

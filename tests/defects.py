@@ -1338,7 +1338,7 @@ DEFECTS: list[Defect] = [
             f"{POLICY}::test_prototypes_of_rare_classes_stay",
         ),
         ("accuracies on few samples leave", "or self._samples[of] < self.policy.hidden_below:", "or False:", POLICY),
-        ("rounded accuracies are exact", 'if self.policy.accuracies == "rounded":', "if False:", POLICY),
+        ("rounded accuracies are exact", "if self.policy.accuracies == ROUNDED:", "if False:", POLICY),
         (
             "more rounds than permitted: one too many",
             "if rounds > self.max_rounds_a_day:",
@@ -1471,8 +1471,8 @@ DEFECTS: list[Defect] = [
         "results/report.py",
         (
             "a comparison says nothing of means over some of the clients",
-            '    return "\\n".join([_aligned(rows), *over])',
-            "    return _aligned(rows)",
+            '    return "\\n".join([_aligned(rows), *over, *telling])',
+            '    return "\\n".join([_aligned(rows), *telling])',
             "tests/test_methods.py::test_a_client_that_goes_away_is_told_and_the_figures_say_over_whom_they_are",
         ),
     ),
@@ -3470,6 +3470,36 @@ DEFECTS: list[Defect] = [
             '            if not go():\n                raise NotReceivedError("this node stops")\n',
             "",
             "tests/test_nodes.py",
+        ),
+    ),
+    *_of(
+        "figures",
+        "results/run.py",
+        (
+            "accuracies that nodes round are quoted as exact",
+            "        return not_exact(data.accuracies for data in self.clients.values())\n",
+            '        return ""\n',
+            "tests/test_history.py",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/app.py",
+        (
+            "a node says that its accuracies are exact whatever its policy does",
+            "policy.accuracies if policy else EXACT",
+            "EXACT",
+            "tests/test_policy.py",
+        ),
+    ),
+    *_of(
+        "audit",
+        "client_app/audit.py",
+        (
+            "an audit line has a run's number as a number",
+            '"run": str(message.metadata.run_id),',
+            '"run": message.metadata.run_id,',
+            "tests/test_policy.py",
         ),
     ),
 ]

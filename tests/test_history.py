@@ -2,6 +2,8 @@
 
 import html
 import json
+import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from flwr.app import Message
 
 from results.follow import Follower
 from results.history import ClientRound, History, Note, Refusal, Round, Scores, Traffic
-from results.report import write_report
+from results.report import client_table, table, write_report
 from results.run import read_run
 from tests.harness import federate, timeless
 
@@ -154,6 +156,37 @@ def test_a_line_of_an_earlier_version_is_read() -> None:
 
 
 @pytest.mark.parametrize(
+    ("telling", "words"),
+    [
+        (["exact", "exact", "exact"], ""),
+        (["rounded", "exact", "rounded"], "2 of 3 clients tell their accuracies in steps of 5 points"),
+        (["none", "exact", "exact"], "1 of 3 clients tell no accuracies"),
+        (["none", "rounded", "exact"], "1 of 3 clients tell their accuracies in steps of 5 points, 1 none"),
+    ],
+)
+def test_accuracies_that_nodes_round_or_keep_are_not_quoted_as_exact(
+    tmp_path: Path, telling: list[str], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "query.describe":
+            reply.content.config_records["client"]["accuracies"] = telling[message.metadata.dst_node_id - 1000]
+        return reply
+
+    caplog.set_level("INFO", "flwr")
+    outcome = federate(tmp_path / "runs", 3, tamper=tamper, report=True, method="fedper", rounds=1, local_epochs=1)
+    for place, said in enumerate(telling):
+        more = {"exact": "", "rounded": "; it rounds accuracies", "none": "; it tells no accuracies"}[said]
+        assert re.search(rf"Client {place} joined \(\d+ training samples{more}\)", caplog.text)
+    assert outcome.summary.get("accuracies") == (dict(Counter(telling)) if words else None)
+    run = read_run(outcome.directory)
+    page = " ".join((outcome.directory / "report.html").read_text().split())
+    for text in (client_table(run), table([run, run]), page):
+        assert words in text
+        assert words or not re.search("clients tell", text)
+    assert f"over clients. {words}." in page or not words
+
+
+@pytest.mark.parametrize(
     ("own", "dataset", "partition", "words"),
     [
         (0, "digits", "pathological", PATHOLOGICAL),
@@ -169,7 +202,7 @@ def test_data_of_the_nodes_are_not_called_those_of_the_run(
             said = reply.content.config_records["client"]
             said["own-data"] = True
             if message.metadata.dst_node_id >= 1000 + own:
-                del said["own-data"]  # as an earlier Floret says it
+                del said["own-data"], said["accuracies"]  # as an earlier Floret says it
         return reply
 
     outcome = federate(tmp_path / "runs", 2, tamper=tamper, report=True, method="fedper", rounds=1, local_epochs=1)

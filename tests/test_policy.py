@@ -587,6 +587,17 @@ def test_a_node_says_whose_its_data_are(tmp_path: Path) -> None:
     assert described(site)["own-data"] is False
 
 
+def test_a_node_says_how_it_tells_accuracies(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    assert described(site)["accuracies"] == "rounded"
+    (tmp_path / "policy.yaml").write_text("accuracies: none\n")
+    site.node["policy"] = str(tmp_path / "policy.yaml")
+    assert described(site)["accuracies"] == "none"
+    del site.node["policy"]
+    site.node |= {"partition-id": 0, "num-partitions": 2}
+    assert described(site)["accuracies"] == "exact"
+
+
 def test_a_demo_node_reads_only_the_folder_of_its_own_command_line(tmp_path: Path) -> None:
     site = Site(tmp_path)
     secret = tmp_path / "secret"

@@ -157,6 +157,8 @@ DESCRIBE: list[tuple[Spoil, str]] = [
     (said("partitions", None), "client 20: partitions is None, not a whole number"),
     (said("own-data", "yes"), "client 21: own-data is 'yes', not true or false"),
     (said("own-data", 1), "client 22: own-data is 1, not true or false"),
+    (said("accuracies", "guessed"), "client 23: accuracies is 'guessed', not exact, rounded, none"),
+    (said("accuracies", ["exact"]), "client 24: accuracies is a list of length 1, not exact, rounded, none"),
 ]
 
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from common.accuracies import EXACT, TELLING
 from common.config import folder_name
 from common.errors import FloretError, printable
 from common.flower import UNREADABLE
@@ -127,6 +128,7 @@ class Description:
         class_names: those of its labels from 0, or none.
         partitions: of how many the client is one in a simulation, else 0.
         own: its data are its own, not a partition of the run's dataset; an earlier Floret does not say so.
+        accuracies: how it tells them, one of ``common.accuracies.TELLING``; nor this.
     """
 
     name: str
@@ -140,6 +142,7 @@ class Description:
     partitions: int
     key: str = ""
     own: bool = False
+    accuracies: str = EXACT
 
     @classmethod
     def read(cls, message: Message, node: int, asked: str) -> Self:
@@ -170,6 +173,9 @@ class Description:
                 own = said.get("own-data", False)
                 if not isinstance(own, bool):
                     raise RefusedError(f"own-data is {shown(own)}, not true or false")
+                accuracies = said.get("accuracies", EXACT)
+                if accuracies not in TELLING:
+                    raise RefusedError(f"accuracies is {shown(accuracies)}, not {', '.join(TELLING)}")
                 proof = record_of(content, PROOF, ConfigRecord) if PROOF in content else None
                 return cls(
                     name=name,
@@ -183,6 +189,7 @@ class Description:
                     partitions=whole("partitions", said.get("partitions"), 0, MOST_PARTITIONS),
                     key="" if proof is None else check(proof, asked, node, name),
                     own=own,
+                    accuracies=str(accuracies),
                 )
             except FloretError as reason:
                 raise RefusedError(f"{who}: {reason}") from reason

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from statistics import median
 
+from common.accuracies import EXACT
 from common.errors import FloretError
 from common.names import natural_key
 
@@ -22,6 +23,7 @@ class Client:
         identity: the random text stored with its state.
         key: the fingerprint of its node's key, as ``common.proof`` checked it; empty if the node has none.
         own: its data are its own, not a partition of the run's dataset.
+        accuracies: how it tells them, one of ``common.accuracies.TELLING``.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Client:
     identity: str = ""
     key: str = ""
     own: bool = False
+    accuracies: str = EXACT
 
 
 class Roster:
