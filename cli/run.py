@@ -46,6 +46,7 @@ def run(engine: str, kernels: str, arguments: tuple[str, ...]) -> None:
         )
     from common import stream
     from common.extras import require
+    from common.flower import check_connection
     from common.local_superlink import check_local_superlink, simulated_clients, use_own_commands
     from engine.checks import check_both_halves
     from results.trackers import trackers_of
@@ -56,6 +57,7 @@ def run(engine: str, kernels: str, arguments: tuple[str, ...]) -> None:
     values = merged(default_config(app), parse_run_configs(texts))
     config, kind, parameters = read_config(values)
     superlink = places[1] if len(places) > 1 else ""
+    check_connection(superlink)
     check_local_superlink(superlink)
     clients = simulated_clients(federation_configs(rest), superlink)
     check_both_halves(config, kind, parameters, clients)

@@ -1,5 +1,6 @@
 """``floret state``: what a device keeps of its personal models, and how an older one is used again."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,10 +92,26 @@ def remove(
     folder = _folder(state_dir)
     found = shelves(folder, federation, method, client_name)
     said = "; ".join(map(str, found))
-    if not yes:
-        click.confirm(f"Delete the personal models of {said}?", abort=True)
+    if not yes and not _confirmed(f"Delete the personal models of {said}?"):
+        click.echo("nothing was deleted")
+        return
     removed(found, folder)
     click.echo(f"deleted: {said}")
+
+
+def _confirmed(question: str) -> bool:
+    """Return the answer to a question.
+
+    Raises:
+        FloretError: nobody is there to answer.
+        click.Abort: interrupted.
+    """
+    try:
+        return click.confirm(question)
+    except click.Abort as end:
+        if sys.stdin.isatty():
+            raise
+        raise FloretError("nothing was deleted: nobody answers here; --yes does not ask") from end
 
 
 def _folder(state_dir: Path | None) -> Path:

@@ -39,10 +39,10 @@ def sweep(
 ) -> None:
     """Run every combination of the --grid values, one simulation after another or --jobs at a time, and compare.
 
-    Combinations that differ in `seed` alone are one row: mean and standard deviation over seeds. Rows are ordered by
-    accuracy on the validation split. A run that is done is not run again and one that was killed goes on, so a sweep
-    that was stopped is finished by the same command; a run that fails says so and the rest goes on. The results are
-    printed and written to sweep.md, sweep.json and, with a plot, sweep.html.
+    Combinations that differ in `seed` alone are one row: mean and standard deviation (population) over seeds. Rows are
+    ordered by accuracy on the validation split. A run that is done is not run again and one that was killed goes on, so
+    a sweep that was stopped is finished by the same command; a run that fails says so and the rest goes on. The results
+    are printed and written to sweep.md, sweep.json and, with a plot, sweep.html.
     """
     from engine.checks import check_run
     from results.engines import engine_of

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from client_app.batches import normalise
 from client_app.client import ClientSetting, FloretClient
+from client_app.inventory import states_of
 from client_app.runtime import device_of
 from client_app.state import ClientState, FileStore
 from common.config import RunConfig, folder_name, one_of, read_keys
@@ -170,6 +171,9 @@ def find_personal(state_dir: Path, federation: str, method: str | None, client: 
     wrong = folder_name(federation)
     if wrong:
         raise FloretError(f"--federation {federation!r}: {wrong}")
+    known = sorted(states_of(state_dir))
+    if known and federation not in known:
+        raise FloretError(f"--federation {federation!r}: {one_of(federation, known)}")
     method = _choose(state_dir / federation, "--method", method)
     client = _choose(state_dir / federation / method, "--client-name", client)
     return FileStore(state_dir / federation / method / client, sync=True)

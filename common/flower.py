@@ -30,7 +30,8 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from common.errors import FloretError, printable
+from common.config import one_of
+from common.errors import ConfigError, FloretError, printable
 from common.simulation import LocalGrid
 
 # What Flower's objects, and those that make them from bytes, raise for what another machine sent: they check little of
@@ -233,6 +234,25 @@ def find_connection(name: str) -> Connection | None:
     )
     supernodes = found.options.num_supernodes if found.options else None
     return Connection(known.LOCAL_CONTROL_API_ADDRESS if managed else str(found.address), managed, supernodes)
+
+
+def check_connection(name: str) -> None:
+    """Check that Flower's ``config.toml`` has a SuperLink connection ``name``; an empty name is not looked for.
+
+    Raises:
+        ConfigError: it has others; names them.
+    """
+    # The file as a dictionary. Without it: `flwr run` says that there is no such connection, but not which there are.
+    from flwr.cli.flower_config import read_flower_config
+
+    try:
+        content, file = read_flower_config()
+    except Exception:
+        return  # `flwr run` says what is wrong with it
+    names = [key for key, value in content.get("superlink", {}).items() if isinstance(value, dict)]
+    wrong = one_of(name, names) if name else None
+    if wrong:
+        raise ConfigError(f"SuperLink connection {name!r}: {wrong}, those in {file}")
 
 
 def default_supernodes(connection: Connection) -> int:

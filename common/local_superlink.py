@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.errors import FloretError
-from common.resources import clients_of_simulation
+from common.resources import check_cpus, clients_of_simulation
 
 if TYPE_CHECKING:  # it imports Flower, which takes seconds
     from common.flower import Connection
@@ -76,7 +76,8 @@ def simulated_clients(texts: Sequence[str], superlink: str = "") -> int | None:
         superlink: the SuperLink connection, empty for Flower's default.
 
     Raises:
-        ConfigError: as of ``clients_of_simulation``, whatever the SuperLink.
+        ConfigError: as of ``clients_of_simulation``, whatever the SuperLink; a client is to have more CPUs than this
+            machine.
     """
     from common.flower import default_supernodes, find_connection
 
@@ -84,6 +85,7 @@ def simulated_clients(texts: Sequence[str], superlink: str = "") -> int | None:
     connection = find_connection(superlink)
     if connection is None or not simulates_here(connection):
         return None
+    check_cpus(texts)
     return default_supernodes(connection) if clients is None else clients
 
 

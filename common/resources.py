@@ -1,6 +1,7 @@
 """The processes of a run of the local engine: how many clients share how many workers, and what each may use."""
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -67,10 +68,9 @@ class Resources:
         place, runs = part
         total = int(said["init-args-num-cpus"]) or own_cpus()
         own = total // runs + (place < total % runs)
-        if runs > 1 and own < cpus:
-            raise ConfigError(
-                f"--federation-config client-resources-num-cpus={cpus}: {runs} runs at once have {total} CPU(s) in all"
-            )
+        if own < cpus:
+            have = f"{runs} runs at once have {total} CPU(s) in all" if runs > 1 else f"there are {total}"
+            raise _too_many(cpus, have)
         workers = max(1, own // cpus)
         share = said["client-resources-num-gpus"]
         if not share:
@@ -90,9 +90,30 @@ def clients_of_simulation(texts: Sequence[str]) -> int | None:
     Raises:
         ConfigError: a text is not keys and values, a key is not known, or its value cannot be used on any machine.
     """
-    said = {key: value for key, value in parse_federation_configs(texts).items() if key not in _FLOWERS}
-    clients = _numbers(said, "Flower's simulation", _FLOWERS).get("num-supernodes")
+    clients = _numbers_of_simulation(texts).get("num-supernodes")
     return None if clients is None else int(clients)
+
+
+def check_cpus(texts: Sequence[str]) -> None:
+    """Check that ``--federation-config`` texts for Flower's simulation give a client no more CPUs than there are.
+
+    Raises:
+        ConfigError: they do: Ray would wait for such a machine, and end with a traceback.
+    """
+    said = _numbers_of_simulation(texts)
+    cpus = int(said.get("client-resources-num-cpus", 0))
+    total = int(said.get("init-args-num-cpus", 0)) or max(own_cpus(), os.cpu_count() or 1)
+    if cpus > total:
+        raise _too_many(cpus, f"there are {total}")
+
+
+def _numbers_of_simulation(texts: Sequence[str]) -> dict[str, float]:
+    said = {key: value for key, value in parse_federation_configs(texts).items() if key not in _FLOWERS}
+    return _numbers(said, "Flower's simulation", _FLOWERS)
+
+
+def _too_many(cpus: int, have: str) -> ConfigError:
+    return ConfigError(f"--federation-config client-resources-num-cpus={cpus}: {have}")
 
 
 def _numbers(said: Mapping[str, str], engine: str, others: Iterable[str] = ()) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,11 @@ def _pairs(text: str, of: str) -> list[tuple[str, str]]:
     left = PAIR.sub("", text).split()
     if left:
         raise ConfigError(f"{of} {text!r}: {left[0]!r} is not key=value, without blanks around the '='")
-    return PAIR.findall(text)
+    pairs = PAIR.findall(text)
+    twice = next((key for key, many in Counter(key for key, _ in pairs).items() if many > 1), None)
+    if twice:
+        raise ConfigError(f"{of} {text!r}: {twice} is there twice; give it once")
+    return pairs
 
 
 def _read(file: str, of: str) -> str:

@@ -80,15 +80,21 @@ def _pass_on(process: "subprocess.Popen[bytes]") -> str:
 
 
 def _status(run_id: str, place: list[str]) -> str:
-    """Return a run's status in Flower, or else why it cannot be told."""
+    """Return a run's status in Flower, or else why it cannot be told, and what to do."""
     command = ["flwr", "list", "--run-id", run_id, "--format", "json", *place]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    said, more = done.stderr or done.stdout, ""
     try:
-        status = json.loads(done.stdout)["runs"][0]["status"]
+        answer = json.loads(done.stdout)
+        if "error-message" in answer:
+            said = str(answer["error-message"])
+            more = '; start the SuperLink again and run with resume="latest" if the run did not finish'
+        else:
+            return str(answer["runs"][0]["status"])
     except (ValueError, LookupError, TypeError):
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        return lines[-1] if lines else f"flwr list ended with {done.returncode}"
-    return str(status)
+        pass  # said as it is
+    lines = said.strip().splitlines()
+    return (lines[-1] if lines else f"flwr list ended with {done.returncode}").rstrip(".") + more
 
 
 def _say(line: str, code: int) -> int:

@@ -104,6 +104,8 @@ class Study:
         Raises:
             FloretError: a sweep.json cannot be read or does not fit, or no sweep of a panel has the key.
         """
+        if key == "seed":
+            raise FloretError("KEY seed: a point is the mean over seeds; name another key of the grid")
         runs: dict[str, list[tuple[Path, Mapping[str, Any], Summary]]] = {}
         sweeps: dict[str, list[Mapping[str, Any]]] = {}
         about: list[Mapping[str, Any]] = []
@@ -131,7 +133,9 @@ class Study:
         for panel in panels:
             if all(value is None for value in panel.values):
                 every = (keys.items() for _, keys, _ in runs[panel.name])
-                had = dict.fromkeys(name for keys in every for name, value in keys if _is_number(value))
+                had = dict.fromkeys(
+                    name for keys in every for name, value in keys if name != "seed" and _is_number(value)
+                )
                 hint = f"; KEY {one_of(key, had)}" if had else ""
                 raise FloretError(f"{panel.name}: no finished run of its sweeps has {key} in the grid{hint}")
         return cls(key, without, panels, sweeps, about)
@@ -159,7 +163,8 @@ class Study:
         parts = [f"# Accuracy over {self.key}", *notes]
         for panel in self.panels:
             seeds = ", ".join(map(str, panel.seeds))
-            parts.append(f"## {panel.name}\n\nAccuracy on the test split in percent, seeds {seeds}.")
+            spread = f"mean ± standard deviation (population) over seeds {seeds}"
+            parts.append(f"## {panel.name}\n\nAccuracy on the test split in percent, {spread}.")
             parts.append("\n".join(f"- `{' '.join(self._keys(sweep))}`" for sweep in self.sweeps[panel.name]))
             for shown, measure in MEASURES.items():
                 head = [f"{shown}; {self.key}", *map(self._shown, panel.values)]

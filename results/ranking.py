@@ -162,7 +162,8 @@ def page(rankings: Mapping[str, Ranking]) -> str:
             for differ, total in (ranking.apart(measure),)
         ]
         seeds = ", ".join(map(str, ranking.seeds))
-        about = f"{len(ranking.megabytes)} methods, seeds {seeds}. Pairs that differ beyond noise: {', '.join(pairs)}."
+        over = f"mean ± standard deviation (population) over seeds {seeds}"
+        about = f"{len(ranking.megabytes)} methods, {over}. Pairs that differ beyond noise: {', '.join(pairs)}."
         if ranking.without:
             about += f" Left out, since not all of their runs finished: {', '.join(ranking.without)}."
         parts.append(f"## {name}\n\n{about}\n\n{ranking.table()}")

@@ -178,6 +178,11 @@ def folder_of_runs(output_dir: str) -> Path:
     return Path(output_dir).expanduser() if output_dir else floret_home() / "runs"
 
 
+def named_run(run: Path, folder: Path) -> Path:
+    """Return ``run``, or the run directory of this name in ``folder`` if only that is there."""
+    return folder / run if not run.exists() and (folder / run).is_dir() else run
+
+
 def in_use(directory: Path) -> bool:
     """Return whether a process is writing a run directory; nothing is waited for and nothing is changed.
 

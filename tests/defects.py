@@ -3502,6 +3502,76 @@ DEFECTS: list[Defect] = [
             "tests/test_policy.py",
         ),
     ),
+    *_of(
+        "command line",
+        "common/stream.py",
+        (
+            "an error of flwr list is told by the last line of its JSON",
+            '            said = str(answer["error-message"])\n',
+            "",
+            "tests/test_stream.py",
+        ),
+    ),
+    *_of(
+        "config",
+        "common/run_config.py",
+        (
+            "a key that is there twice is not named",
+            '    if twice:\n        raise ConfigError(f"{of} {text!r}: {twice} is there twice; give it once")\n',
+            "",
+            "tests/test_config.py",
+        ),
+    ),
+    *_of(
+        "config",
+        "common/resources.py",
+        (
+            "a client may have more CPUs than Ray has",
+            "    if cpus > total:\n",
+            "    if False:\n",
+            "tests/test_config.py",
+        ),
+    ),
+    *_of(
+        "engine",
+        "common/resources.py",
+        (
+            "a client may have more CPUs than the local engine has",
+            "        if own < cpus:\n",
+            "        if runs > 1 and own < cpus:\n",
+            "tests/test_engine.py",
+        ),
+    ),
+    *_of(
+        "command line",
+        "cli/state.py",
+        (
+            "what nobody confirmed counts as an interrupt",
+            "        if sys.stdin.isatty():\n            raise\n",
+            "        raise\n",
+            "tests/test_state_command.py",
+        ),
+    ),
+    *_of(
+        "command line",
+        "results/curve.py",
+        (
+            "a curve over seeds is drawn",
+            '        if key == "seed":\n',
+            '        if key == "seeds":\n',
+            "tests/test_curve.py",
+        ),
+    ),
+    *_of(
+        "command line",
+        "common/flower.py",
+        (
+            "a SuperLink connection that is not there is not named",
+            '    if wrong:\n        raise ConfigError(f"SuperLink connection',
+            '    if False:\n        raise ConfigError(f"SuperLink connection',
+            "tests/test_config.py",
+        ),
+    ),
 ]
 
 

@@ -15,6 +15,7 @@ from cli.main import floret, main
 from cli.run import federation_configs, split_arguments
 from common.config import Privacy, RunConfig, key_of
 from common.errors import ConfigError
+from common.flower import check_connection
 from common.local_superlink import simulated_clients
 from common.run_config import default_config, parse_run_config, parse_run_configs, run_config_text
 from common.yamlfile import read_yaml
@@ -179,6 +180,7 @@ def test_run_config_is_read_as_flower_reads_it(tmp_path: Path) -> None:
         ('dataset="mnist" data-dir="/nowhere"', "floret: dataset mnist is not in data-dir = /nowhere: /nowhere/MNIST"),
         ('method="fedcpd"', "floret: fedcpd.distill = True: the extractor of model 'mlp' has no convolutional stage"),
         ("classes-per-client=11", "floret: classes-per-client = 11: must be at most 10, the number of classes of dig"),
+        ("seed=1 rounds=2 seed=1", "floret: run config 'seed=1 rounds=2 seed=1': seed is there twice; give it once"),
         ("min-clients=6", "floret: min-clients = 6: must be at most 5, the number of clients"),
     ],
 )
@@ -308,6 +310,11 @@ def test_the_clients_of_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ):
         with pytest.raises(ConfigError, match=f"--federation-config {wrong}"):
             simulated_clients([text])
+    with pytest.raises(ConfigError, match=r"client-resources-num-cpus=99999: there are \d+$"):
+        simulated_clients(["num-supernodes=3 client-resources-num-cpus=99999"])
+    with pytest.raises(ConfigError, match=r"client-resources-num-cpus=4: there are 3$"):
+        simulated_clients(["client-resources-num-cpus=4 init-args-num-cpus=3"])
+    assert simulated_clients(["num-supernodes=3 client-resources-num-cpus=4 init-args-num-cpus=4"]) == 3
     assert simulated_clients(['num-supernodes=3 client-resources-num-gpus=0.5 verbose=true backend="ray"']) == 3
     (tmp_path / "clients.toml").write_text("num-supernodes = 6")
     assert simulated_clients([str(tmp_path / "clients.toml")]) == 6
@@ -318,7 +325,15 @@ def test_the_clients_of_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     assert simulated_clients([]) == simulated_clients([], "own") == 7
     for name in ("far", "closed", "unknown"):
-        assert simulated_clients(["num-supernodes=3"], name) is None
+        # How many CPUs there are elsewhere is not known.
+        assert simulated_clients(["num-supernodes=3 client-resources-num-cpus=99999"], name) is None
+    for name in ("", "own", "far"):
+        check_connection(name)
+    with pytest.raises(ConfigError) as wrong_name:
+        check_connection("fra")
+    file = tmp_path / "config.toml"
+    line = f"SuperLink connection 'fra': must be one of own, far, closed (did you mean 'far'?), those in {file}"
+    assert str(wrong_name.value) == line
 
 
 @pytest.mark.parametrize(

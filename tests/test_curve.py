@@ -74,7 +74,7 @@ def test_the_tables(tmp_path: Path, sweeps: list[str]) -> None:
         "",
         "## 10 clients",
         "",
-        "Accuracy on the test split in percent, seeds 0, 2.",
+        "Accuracy on the test split in percent, mean ± standard deviation (population) over seeds 0, 2.",
         "",
         *['- `seed=[0, 2] model="mlp" num-supernodes=2`'] * 2,
         "",
@@ -150,13 +150,19 @@ def test_what_makes_no_curve_is_refused(tmp_path: Path, keys: list[dict[str, Any
 
 def test_a_key_that_the_grid_lacks_is_told_with_those_that_it_has(tmp_path: Path) -> None:
     folder = write_sweep(tmp_path / "sweep", {"method": "fedper", "lr": 0.1, "seed": 0})
-    line = "A: no finished run of its sweeps has sed in the grid; KEY must be one of lr, seed (did you mean 'seed'?)"
+    line = "A: no finished run of its sweeps has l in the grid; KEY must be one of lr (did you mean 'lr'?)"
     with pytest.raises(FloretError) as error:
-        Study.read("sed", "none", [("A", folder)])
+        Study.read("l", "none", [("A", folder)])
     assert str(error.value) == line
     (folder / "sweep.json").write_text('{"runs": []}')
     with pytest.raises(FloretError, match=r"^A: no finished run of its sweeps has sed in the grid$"):
         Study.read("sed", "none", [("A", folder)])
+
+
+def test_a_curve_over_seeds_is_refused(tmp_path: Path) -> None:
+    folder = write_sweep(tmp_path / "sweep", {"method": "fedper", "seed": 0}, {"method": "fedper", "seed": 1})
+    with pytest.raises(FloretError, match=r"^KEY seed: a point is the mean over seeds; name another key of the grid$"):
+        Study.read("seed", "none", [("A", folder)])
 
 
 SUMMARY = '{"keys": {}, "summary": {"test": %s, "before": null, "worst_decile": null}, "about": %s}'

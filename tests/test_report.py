@@ -531,7 +531,14 @@ def test_megabytes_keep_what_matters(count: int, text: str) -> None:
 
 
 def floret(*arguments: str, cwd: Path, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed, "PYTHONIOENCODING": "utf-8"}
+    home = {"FLORET_HOME": str(cwd / "floret")}
+    environment = {
+        **os.environ,
+        **home,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONHASHSEED": hash_seed,
+        "PYTHONIOENCODING": "utf-8",
+    }
     return subprocess.run(
         [sys.executable, "-m", "cli.main", *arguments],
         cwd=cwd,
@@ -553,6 +560,10 @@ def test_command_reports_a_run(tmp_path: Path) -> None:
     other = floret("report", "run", "--output", "other.html", cwd=tmp_path, hash_seed="1")
     assert other.returncode == 0
     assert (tmp_path / "other.html").read_bytes() == (directory / "report.html").read_bytes()
+    # By its name alone, where runs are.
+    made = make_run(tmp_path / "floret" / "runs" / "named")
+    assert floret("report", "named", cwd=tmp_path).returncode == 0
+    assert (made / "report.html").is_file()
 
 
 @pytest.mark.thorough

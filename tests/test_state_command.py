@@ -1,5 +1,6 @@
 """``floret state``: what a device keeps is listed as it is, and an older version is used again when it is restored."""
 
+import io
 import os
 import re
 import subprocess
@@ -121,6 +122,31 @@ def test_what_cannot_be_restored_says_why(floret: Command, tmp_path: Path) -> No
         code, lines = floret("restore", *arguments, "--state-dir", states)
         assert code == 2
         assert lines[0].startswith(f"floret: {line}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "terminal", "ends", "line"),
+    [
+        ("n\n", True, 0, "nothing was deleted"),
+        ("", False, 2, "floret: nothing was deleted: nobody answers here; --yes does not ask"),
+        ("", True, 130, "floret: interrupted"),
+        ("y\n", False, 0, "deleted: "),
+    ],
+)
+def test_what_is_removed_is_asked_for(
+    floret: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, terminal: bool, ends: int, line: str
+) -> None:
+    class Input(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    folder = tmp_path / "states/default/fedper/0"
+    federate(tmp_path / "runs", 1, states=tmp_path / "states", rounds=1, **KEYS)
+    monkeypatch.setattr("sys.stdin", Input(answer))
+    code, lines = floret("remove", "--state-dir", tmp_path / "states", "--federation", "default")
+    assert code == ends
+    assert line in lines[-1]
+    assert folder.is_dir() == (answer != "y\n")
 
 
 @pytest.mark.thorough

@@ -57,6 +57,12 @@ def listed(status: str) -> str:
         (listed("finished:stopped"), 0, 130, "run 7 was stopped"),
         (listed("running"), 1, 2, "whether run 7 finished cannot be told: running"),
         ("Error: nobody answers", 0, 2, "whether run 7 finished cannot be told: Error: nobody answers"),
+        (
+            '{\n "success": false,\n "error-message": " Looking for run 7...\\n\\nThe SuperLink is unavailable."\n}',
+            *(0, 2),
+            "whether run 7 finished cannot be told: The SuperLink is unavailable; start the SuperLink again and run "
+            'with resume="latest" if the run did not finish',
+        ),
         ('{"runs": []}', 0, 2, 'whether run 7 finished cannot be told: {"runs": []}'),
     ],
 )
