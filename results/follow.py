@@ -186,7 +186,10 @@ class Follower:
             about |= {
                 "method": run.method,
                 "dataset": run.dataset,
-                "words": [run.setting("model"), run.partition, f"seed {run.setting('seed')}"],
+                "words": [
+                    *(run.setting("model"), run.partition, f"seed {run.setting('seed')}"),
+                    *filter(None, [run.not_exact]),
+                ],
                 "started": run.started,
                 "resumed": [_whole(one.get("round")) for one in resumed],
             }

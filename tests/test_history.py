@@ -184,6 +184,9 @@ def test_accuracies_that_nodes_round_or_keep_are_not_quoted_as_exact(
         assert words in text
         assert words or not re.search("clients tell", text)
     assert f"over clients. {words}." in page or not words
+    follower = Follower(outcome.directory)
+    follower.look()
+    assert follower.news(-1, 0)["about"]["words"][3:] == [words] * bool(words)
 
 
 @pytest.mark.parametrize(

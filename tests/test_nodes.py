@@ -47,7 +47,7 @@ from common.config import RunConfig, read_keys
 from common.errors import FloretError
 from data import ClientData, load_own
 from tests.conftest import PATIENCE, free_port
-from tests.deployment import BIN, Deployment, children, finish, until
+from tests.deployment import BIN, Deployment, Process, children, finish, until
 from tests.harness import ROOT, copy_app, federate, run_config, timeless
 
 NAMES = ("north", "east", "south", "west")
@@ -131,6 +131,9 @@ class Proxy:
     def pause_after(self, more: int) -> None:
         """Pause when the node has received so many bytes more."""
         self._most = sum(map(len, self.down)) + more
+
+    def held_up(self) -> bool:
+        return not self._flows.is_set()
 
     def go_on(self) -> None:
         self._most = float("inf")
@@ -417,10 +420,7 @@ def test_a_run_that_ends_while_a_node_receives_a_message(plain: Plain) -> None:
         since = len(node.text())
         run = dep.run(**keys | {"model": "resnet18"})
         node.wait_for("Answered: query.describe", since=since)
-        proxy.pause_after(1_000_000)
-        node.wait_for("Receiving: train message", since=since)
-        until(lambda: not proxy._flows.is_set(), "a message of some megabytes")
-        time.sleep(3 * tasks._IDLE)  # by then the node has claimed it, which no log says
+        hold_up_in_training(node, proxy)
         started = re.search(r"Successfully started run (\d+)", run.text())
         assert started, run.text()
         return started[1]
@@ -442,6 +442,38 @@ def test_a_run_that_ends_while_a_node_receives_a_message(plain: Plain) -> None:
     proxy.go_on()
     stop(run)
     assert "Traceback" not in node.text()
+
+
+def hold_up_in_training(node: Process, proxy: Proxy) -> None:
+    """Return when a node has claimed its next message to train, of a large model, and got a megabyte of it."""
+    since = len(node.text())
+    proxy.pause_after(1_000_000)
+    node.wait_for("Receiving: train message", since=since)
+    until(proxy.held_up, "a message of some megabytes")
+    time.sleep(3 * tasks._IDLE)  # by then it has claimed it, which no log says
+
+
+@pytest.mark.slow
+def test_a_superlink_killed_while_a_node_receives_a_message(deployment: Deployment, tmp_path: Path) -> None:
+    proxy = Proxy(deployment.fleet)
+    try:
+        join = ("--superlink", f"127.0.0.1:{proxy.port}")
+        node = deployment.node("a", "--data-dir", make_files(tmp_path / "data", 1), *join)
+        keys = KEYS | {"method": "fedper", "model": "resnet18", "min_clients": 1, "rounds": 3}
+        run = deployment.run(**keys)
+        run.wait_for("round 1/3")
+        hold_up_in_training(node, proxy)
+        deployment.superlink.kill()
+        proxy.go_on()
+        run.end()
+        deployment.start_superlink()
+        assert "Resuming" in finish(deployment.run(**keys, resume="latest"))
+        assert [line["round"] for line in deployment.history()] == [1, 2, 3]
+        node.popen.terminate()
+        assert node.popen.wait(60) == 0
+    finally:
+        proxy.go_on()
+        proxy.close()
 
 
 @pytest.mark.slow
