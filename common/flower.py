@@ -8,7 +8,7 @@ line needs are imported within functions, so that an edge client starts fast.
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,19 +110,122 @@ def node_is_gone(message: Message) -> bool:
     return message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE
 
 
-def pull_one(grid: Grid, message_id: str) -> Message | None:
-    """Return the answer to a message if it is there.
+class Answers:
+    """The answers of real nodes, pulled one at a time, without waiting for one that a node is still sending.
 
     One at a time: Flower gives out none of those that it was asked for if one of them cannot be read, and which is the
     answer to which message is only known for one, because a node may write anything into an answer's metadata.
 
-    Raises:
-        FloretError: what came is no message.
+    Flower says that an answer is there once a node has begun to send it, and says so once. Its own grid then waits for
+    the rest, up to two hours, though the node may be gone.
+
+    Args:
+        grid: Flower's.
     """
-    try:
-        return next(iter(grid.pull_messages([message_id])), None)
-    except UNREADABLE as error:
-        raise FloretError(f"the answer cannot be read ({type(error).__name__}: {printable(error)})") from error
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._begun: dict[str, _Begun] = {}
+
+    def pull(self, message_id: str) -> Message | None:
+        """Return the answer to a message if it is there as a whole.
+
+        Raises:
+            FloretError: what came is no message, or a part of it is gone.
+        """
+        # Of real nodes the class is what can be pulled in parts. Without it: all at once, as from any grid.
+        from flwr.superlink.grid import GrpcGrid
+
+        try:
+            if not isinstance(self._grid, GrpcGrid):
+                return next(iter(self._grid.pull_messages([message_id])), None)
+            begun = self._begun.pop(message_id, None) or _Begun.found(self._grid, message_id)
+            message = begun.whole() if begun else None
+        except UNREADABLE as error:
+            raise FloretError(f"the answer cannot be read ({type(error).__name__}: {printable(error)})") from error
+        if begun and message is None:
+            self._begun[message_id] = begun
+        return message
+
+    def begun(self, message_id: str) -> bool:
+        """Return whether a node had begun to send the answer to a message when it was pulled last."""
+        return message_id in self._begun
+
+    def keep(self, message_ids: Iterable[str]) -> None:
+        """Forget the parts of the answers to all but these messages."""
+        self._begun = {key: self._begun[key] for key in message_ids if key in self._begun}
+
+
+class _Begun:
+    """An answer that a node has begun to send.
+
+    Args:
+        grid: Flower's for real nodes.
+        name: of the answer.
+        parts: the names of all of its parts, the answer itself among them.
+    """
+
+    def __init__(self, grid: Any, name: str, parts: Iterable[str]) -> None:
+        self._grid, self._name = grid, name
+        self._missing = list(dict.fromkeys(parts))
+        self._parts: dict[str, bytes] = {}
+
+    @classmethod
+    def found(cls, grid: Any, message_id: str) -> "_Begun | None":
+        """Return the answer to a message, None if no node has begun to send one."""
+        # What Flower's grid asks the SuperLink. Without them: ``grid.pull_messages``, and its wait.
+        from flwr.proto.appio_pb2 import PullAppMessagesRequest
+
+        # As above: the names in a tree of parts.
+        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+
+        found = grid._stub.PullMessages(PullAppMessagesRequest(message_ids=[message_id]))
+        for said, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+            return cls(grid, said.metadata.message_id, (part.object_id for part in iterate_object_tree(tree)))
+        return None
+
+    def whole(self) -> Message | None:
+        """Return the answer if all parts are there by now; the parts that are there are not pulled again.
+
+        Raises:
+            FloretError: a part is gone.
+            Exception: one of ``UNREADABLE``: the parts make no message.
+        """
+        # As in ``found``.
+        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+
+        # As above.
+        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+
+        # As above: one try for each part, several at a time; and the message of its parts.
+        from flwr.supercore.inflatable.inflatable_utils import (
+            ObjectIdNotPreregisteredError,
+            ObjectUnavailableError,
+            inflate_object_from_contents,
+            pull_objects,
+        )
+
+        stub, node, run_id = self._grid._stub, self._grid.node, self._grid.run.run_id
+        pull = make_pull_object_fn_protobuf(stub.PullObject, node, run_id)
+
+        def take(part: str) -> bytes:
+            self._parts[part] = pull(part)
+            return b""
+
+        try:
+            pull_objects(self._missing, take, max_tries_per_object=1)
+        except ObjectUnavailableError:
+            self._missing = [part for part in self._missing if part not in self._parts]
+            return None
+        except ObjectIdNotPreregisteredError as error:
+            raise FloretError("a part of the answer is gone") from error
+        stub.ConfirmMessageReceived(
+            ConfirmMessageReceivedRequest(node=node, run_id=run_id, message_object_id=self._name)
+        )
+        message = inflate_object_from_contents(self._name, self._parts)
+        if not isinstance(message, Message):
+            raise TypeError(f"it is a {type(message).__name__}")
+        return given_id(message, self._name)
 
 
 def answer_to(message: Message, reply: Message) -> Message:

@@ -415,14 +415,14 @@ def _to_fetch(dataset: str, data_dir: str, download: bool) -> bool:
     """
     official = _OFFICIAL[dataset]
     if not data_dir:
-        fetch = "; with download=true, of tables --download, it is fetched into it" if official.kind else ""
+        fetch = "; with download=true (--download for tables) it is fetched into it" if official.kind else ""
         raise DataError(
-            f"dataset {dataset} needs data-dir, of tables --data, the directory that has {official.place}{fetch}"
+            f"dataset {dataset} needs data-dir (--data for tables), the directory that has {official.place}{fetch}"
         )
     folder = Path(data_dir).expanduser() / official.folder
     missing = next((folder / name for name in official.files if not is_file(folder / name)), None)
     if missing and not (download and official.kind):
-        way_out = "or set download=true, of tables --download" if official.kind else "Floret cannot download it"
+        way_out = "or set download=true (--download for tables)" if official.kind else "Floret cannot download it"
         raise DataError(
             f"dataset {dataset} is not in data-dir = {data_dir}: {missing} is missing; put the official files "
             f"{', '.join(official.files)} (unpacked) into {missing.parent}, {way_out}"

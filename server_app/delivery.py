@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from common.errors import FloretError
-from common.flower import node_is_gone, pull_one, unreadable
+from common.flower import Answers, node_is_gone, unreadable
 from server_app.federation import Federation, question
 from strategies.core import LEEWAY
 
@@ -72,6 +72,7 @@ class Delivery(Grid):
         self._federation = federation
         self._patience = patience
         self._open: dict[str, _Open] = {}
+        self._answers = Answers(grid)
         self._looked = 0.0
 
     def set_run(self, run: Any) -> None:
@@ -100,6 +101,7 @@ class Delivery(Grid):
         sent, now = list(messages), time.monotonic()
         ids = list(self._grid.push_messages(sent))
         self._open = {key: item for key, item in self._open.items() if item.deadline > now}
+        self._answers.keep(key for item in self._open.values() for key in (item.message_id, item.probe))
         for message, message_id in zip(sent, ids, strict=True):
             # A client that is away has no node, so there is nobody to look for.
             if message_id and self._federation.roster.known(message.metadata.dst_node_id):
@@ -164,6 +166,9 @@ class Delivery(Grid):
         there = client in roster.present()
         if item.gone is None and client.node_id != item.node and not there:
             item.gone = (unreadable(item.message, "its node goes by another name now, or has other data"), now)
+        if item.gone is None and not there and self._answers.begun(item.message_id):
+            # Flower, which says that a node is gone in place of an answer, has said that there is one.
+            item.gone = (unreadable(item.message, "its node went away while it sent its answer"), now)
         if item.gone is not None:
             reply, since = item.gone
             late = now - since >= self._federation.config.return_timeout
@@ -181,14 +186,14 @@ class Delivery(Grid):
     def _late(self, message_id: str) -> Message | None:
         """Return the answer to a message that is out of time, if it is there and can be read."""
         try:
-            return pull_one(self._grid, message_id)
+            return self._answers.pull(message_id)
         except FloretError:
             return None
 
     def _answer(self, item: _Open) -> Message | None:
         """Return the answer if it is there; one that cannot be read is an error of the node."""
         try:
-            return pull_one(self._grid, item.message_id)
+            return self._answers.pull(item.message_id)
         except FloretError as error:
             return unreadable(item.message, str(error))
 
@@ -199,7 +204,7 @@ class Delivery(Grid):
             item.probe = next(iter(self._grid.push_messages([probe]))) or ""
             return None
         try:
-            answer = pull_one(self._grid, item.probe)
+            answer = self._answers.pull(item.probe)
         except FloretError:
             item.probe = ""
             return None

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from common.accuracies import EXACT, NONE, ROUNDED
 from common.config import RunConfig, split_names
 from common.errors import ConfigError, FloretError, printable
-from common.flower import is_simulated, pull_one
+from common.flower import Answers, is_simulated
 from common.simulation import LocalGrid
 from models import count_values
 from strategies.core import Client, Description, RefusedError, Roster, in_flight
@@ -65,6 +65,7 @@ class Federation:
         self.told = self._simulated or not config.privacy.on
         self._partitions = 0
         self._pending: dict[str, _Question] = {}
+        self._answers = Answers(grid)
         self._refused: dict[int, tuple[float, str]] = {}
         self._gathered = False
         self._away: set[str] = set()
@@ -157,6 +158,7 @@ class Federation:
                     refused.append(str(error))
                 self._refused[node] = (time.monotonic(), str(error))
         self._pending = {key: question for key, question in self._pending.items() if question.node in nodes}
+        self._answers.keep(self._pending)
         waiting = {question.node for question in self._pending.values()}
         unsure = self.roster.unsure
         unknown = [
@@ -213,7 +215,7 @@ class Federation:
         for message_id, asked in list(self._pending.items()):
             answer: Message | FloretError | None
             try:
-                answer = pull_one(self.grid, message_id)
+                answer = self._answers.pull(message_id)
             except FloretError as error:
                 answer = RefusedError(f"node {asked.node}: {error}")
             if answer is not None:

@@ -945,7 +945,9 @@ def test_a_bit_of_a_label_that_flipped_makes_no_classes(tmp_path, part, num_clas
 
 def test_data_dir_of_an_official_dataset_may_not_be_empty():
     text = message(data.check, config(dataset="cifar10", download=True))
-    assert text.startswith("dataset cifar10 needs data-dir, the directory that has cifar-10-batches-py/")
+    assert text.startswith(
+        "dataset cifar10 needs data-dir (--data for tables), the directory that has cifar-10-batches-py/"
+    )
 
 
 def save_batch(path, content):

@@ -66,14 +66,14 @@ def test_svhn(tmp_path):
 
 def test_svhn_that_is_not_there(tmp_path):
     expected = (
-        "dataset svhn needs data-dir, of tables --data, the directory that has train_32x32.mat and test_32x32.mat; "
-        "with download=true, of tables --download, it is fetched into it"
+        "dataset svhn needs data-dir (--data for tables), the directory that has train_32x32.mat and test_32x32.mat; "
+        "with download=true (--download for tables) it is fetched into it"
     )
     assert message(data.check, config(dataset="svhn")).startswith(expected)
     (tmp_path / "train_32x32.mat").touch()
     assert message(read, "svhn", tmp_path) == (
         f"dataset svhn is not in data-dir = {tmp_path}: {tmp_path}/test_32x32.mat is missing; put the official files "
-        f"train_32x32.mat, test_32x32.mat (unpacked) into {tmp_path}, or set download=true, of tables --download"
+        f"train_32x32.mat, test_32x32.mat (unpacked) into {tmp_path}, or set download=true (--download for tables)"
     )
 
 
@@ -110,7 +110,7 @@ def test_path_mnist_that_is_not_there(tmp_path):
     )
     assert message(data.load_client, cfg, 0, 2) == text
     text = message(data.check, config(dataset="pathmnist"))
-    assert text == "dataset pathmnist needs data-dir, of tables --data, the directory that has pathmnist.npz"
+    assert text == "dataset pathmnist needs data-dir (--data for tables), the directory that has pathmnist.npz"
     save_path_mnist(tmp_path, val_images=None)
     assert f"{tmp_path}/pathmnist.npz: array val_images is missing" in message(data.check, cfg)
 

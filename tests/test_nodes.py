@@ -25,15 +25,9 @@ from unittest.mock import patch
 import grpc
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Message, RecordDict
-from flwr.common.typing import Run, RunNotRunningException
+from flwr.app import Message
 from flwr.proto.appio_pb2 import ClaimTaskResponse, PullPendingTasksResponse
 from flwr.proto.task_pb2 import Task
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.inflatable.inflatable_utils import ObjectIdNotPreregisteredError
-from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supernode import start_client_internal
-from flwr.supernode.nodestate import NodeStateFactory
 from PIL import Image
 from safetensors.numpy import load_file
 
@@ -91,7 +85,7 @@ class Proxy:
         self.down: list[bytearray] = []
         self._flows = threading.Event()
         self._flows.set()
-        self._most = float("inf")
+        self._most: dict[bool, float] = {}
         proxy = self
 
         class Handler(socketserver.BaseRequestHandler):
@@ -119,7 +113,7 @@ class Proxy:
                 self._flows.wait(PATIENCE)
                 taken += content
                 sink.sendall(content)
-                if record is self.down and sum(map(len, self.down)) > self._most:
+                if sum(map(len, record)) > self._most.get(record is self.up, float("inf")):
                     self.pause()
         for end in (source, sink):
             with contextlib.suppress(OSError):
@@ -128,15 +122,15 @@ class Proxy:
     def pause(self) -> None:
         self._flows.clear()
 
-    def pause_after(self, more: int) -> None:
-        """Pause when the node has received so many bytes more."""
-        self._most = sum(map(len, self.down)) + more
+    def pause_after(self, more: int, *, up: bool = False) -> None:
+        """Pause when the node has received, or sent, so many bytes more."""
+        self._most = {up: sum(map(len, self.up if up else self.down)) + more}
 
     def held_up(self) -> bool:
         return not self._flows.is_set()
 
     def go_on(self) -> None:
-        self._most = float("inf")
+        self._most = {}
         self._flows.set()
 
     def mark(self) -> list[int]:
@@ -471,6 +465,30 @@ def test_a_superlink_killed_while_a_node_receives_a_message(deployment: Deployme
         assert [line["round"] for line in deployment.history()] == [1, 2, 3]
         node.popen.terminate()
         assert node.popen.wait(60) == 0
+    finally:
+        proxy.go_on()
+        proxy.close()
+
+
+@pytest.mark.slow
+def test_a_node_killed_while_it_sends_its_answer_holds_up_nobody(deployment: Deployment, tmp_path: Path) -> None:
+    proxy = Proxy(deployment.fleet)
+    try:
+        join = ("--superlink", f"127.0.0.1:{proxy.port}")
+        a = deployment.node("a", "--data-dir", make_files(tmp_path / "a", 1), *join)
+        deployment.node("b", "--data-dir", make_files(tmp_path / "b", 2))
+        keys = KEYS | {"method": "fedavg", "model": "resnet18", "min_clients": 2, "rounds": 2}
+        run = deployment.run(**keys, return_timeout=1.0, round_timeout=PATIENCE / 2)
+        a.wait_for("Answered: query.describe")
+        proxy.pause_after(1_000_000, up=True)
+        until(proxy.held_up, "an answer of some megabytes")
+        a.kill()
+        began = time.monotonic()
+        log = finish(run)
+        # Flower notices after a minute that a node is gone.
+        assert time.monotonic() - began < 150
+        assert "Client a refused: its node went away while it sent its answer" in log
+        assert [sorted(line["clients"]) for line in deployment.history()] == [["b"], ["b"]]
     finally:
         proxy.go_on()
         proxy.close()
@@ -883,51 +901,6 @@ def test_a_node_waits_as_long_again_after_it_has_been_in_the_federation(
             unchecked(options(tmp_path, server.server_address[1], insecure=True, max_wait=1.5)).run()
     assert len(left) == 1
     assert time.monotonic() - left[0] >= 1.5
-
-
-@pytest.mark.parametrize("ends", ["the run", "another way", "not at all"])
-def test_nothing_is_left_of_a_message_that_broke_off(ends: str) -> None:
-    """Flower's own function, on its own state and store, between a SuperLink and a ClientApp that are not there."""
-    message = Message(RecordDict({"weights": ArrayRecord([np.ones(3)])}), dst_node_id=1, message_type="train")
-    # As the SuperLink sends it: its name is that of what it says, the name left out.
-    message.metadata.__dict__.update(_run_id=7)
-    tree = get_object_tree(message)
-    parts = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
-    name_of_message = tree.object_id
-    message.metadata.__dict__.update(_message_id=name_of_message)
-    store_of = ObjectStoreFactory()
-    state, store = NodeStateFactory(objectstore_factory=store_of).state(), store_of.store()
-    state.store_run(Run.create_empty(7))
-
-    def pull_object(run_id: int, name: str) -> bytes:
-        if ends == "another way":
-            raise ObjectIdNotPreregisteredError(name)
-        if ends == "the run" and name != name_of_message:
-            raise RunNotRunningException
-        return parts[name]
-
-    def confirm(run_id: int, name: str) -> None:
-        if ends == "the run":
-            raise RunNotRunningException
-
-    run = transport.dropping(start_client_internal._pull_and_store_message)(
-        state=state,
-        object_store=store,
-        node_config={},
-        receive=lambda: (message, tree),
-        get_run=None,
-        get_fab=None,
-        pull_object=pull_object,
-        confirm_message_received=confirm,
-        trusted_entities=None,
-    )
-    (task,) = state.get_tasks()
-    left = [one.metadata.message_id for one in state.get_messages()]
-    if ends == "not at all":
-        assert (run, task.status.status, left, len(store)) == (7, "pending", [name_of_message], len(parts))
-    else:
-        # None, or the SuperNode would wait for a reply.
-        assert (run, task.status.status, left, len(store)) == (None, "finished", [], 0)
 
 
 @pytest.mark.parametrize("hangs", ["PullPendingTasks", "ClaimTask"])

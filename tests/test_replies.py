@@ -2,18 +2,28 @@
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.common.typing import Run
+from flwr.proto.appio_pb2 import PullAppMessagesResponse
+from flwr.proto.message_pb2 import PullObjectResponse
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.superlink.grid import GrpcGrid
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.errors import LONGEST_TEXT, printable
-from common.flower import pull_one
+from common.errors import LONGEST_TEXT, FloretError, printable
+from common.flower import Answers as Pulled
 from server_app.delivery import Delivery
 from server_app.federation import LARGEST_MODEL, Federation
 from strategies.core import Client, RefusedError, send_and_receive
@@ -288,7 +298,91 @@ def test_an_answer_that_flower_cannot_read_does_not_end_the_run() -> None:
     assert [reply.has_error() for reply in replies] == [False, True, False]
     assert "cannot be read" in str(replies[1].error.reason)
     with pytest.raises(Exception, match="cannot be read"):
-        pull_one(Unreadable(good), "1001")
+        Pulled(Unreadable(good)).pull("1001")
+
+
+class Sending(GrpcGrid):
+    """Flower's grid for real nodes, with a SuperLink that has a part of an answer only once the node has sent it.
+
+    It says once that there is an answer, as Flower's does.
+    """
+
+    def __init__(self, answer: Message) -> None:
+        super().__init__(token="token")
+        self.set_run(Run.create_empty(7))
+        answer.metadata.__dict__["_message_id"] = answer.object_id
+        self.parts = {name: part.deflate() for name, part in get_all_nested_objects(answer).items()}
+        self.there: dict[str, bytes] = {}
+        self.gone, self.pulled, self.confirmed = set[str](), Counter[str](), list[str]()
+        self._said = [PullAppMessagesResponse()] * 99
+        tree, head = get_object_tree(answer), message_to_proto(remove_content_from_message(answer))
+        self._said[0] = PullAppMessagesResponse(messages_list=[head], message_object_trees=[tree])
+        self.stub = SimpleNamespace(
+            PullMessages=lambda request: self._said.pop(0) if list(request.message_ids) == ["asked"] else None,
+            PullObject=self._pull,
+            ConfirmMessageReceived=lambda request: self.confirmed.append(request.message_object_id),
+        )
+
+    @property
+    def _stub(self) -> Any:
+        return self.stub
+
+    def _pull(self, request: Any) -> PullObjectResponse:
+        self.pulled[request.object_id] += 1
+        content = self.there.get(request.object_id, b"")
+        found = request.object_id not in self.gone
+        return PullObjectResponse(object_found=found, object_available=bool(content), object_content=content)
+
+
+def _sending() -> Sending:
+    asked = Message(RecordDict(), 21, "train")
+    asked.metadata.__dict__["_message_id"] = "asked"
+    content = RecordDict({"weights": ArrayRecord([np.arange(3.0), np.ones(2)]), "metrics": MetricRecord({"loss": 1.5})})
+    return Sending(Message(content, reply_to=asked))
+
+
+def test_an_answer_that_is_still_being_sent_is_not_waited_for() -> None:
+    grid = _sending()
+    answers = Pulled(grid)
+    assert not answers.begun("asked")
+    for sent, (name, content) in enumerate(grid.parts.items()):
+        assert answers.pull("asked") is None
+        assert answers.begun("asked")
+        assert len(grid.there) == sent
+        grid.there[name] = content
+    assert grid.confirmed == []
+    before = Counter(grid.pulled)
+    reply = answers.pull("asked")
+    assert reply is not None
+    assert [array.tolist() for array in reply.content["weights"].to_numpy_ndarrays()] == [[0, 1, 2], [1, 1]]
+    assert reply.content["metrics"]["loss"] == 1.5
+    assert grid.confirmed == [reply.metadata.message_id]
+    # What was there before was not pulled once more.
+    assert sum((grid.pulled - before).values()) <= 2
+    assert not answers.begun("asked")
+
+
+def test_an_answer_whose_parts_are_gone_is_refused() -> None:
+    """A node may have the SuperLink forget its answer while the server pulls it."""
+    grid = _sending()
+    answers = Pulled(grid)
+    assert answers.pull("asked") is None
+    grid.gone |= set(grid.parts)
+    with pytest.raises(FloretError, match=r"^a part of the answer is gone$"):
+        answers.pull("asked")
+    assert answers.pull("asked") is None
+
+
+def test_what_is_no_message_is_refused_and_parts_that_nobody_awaits_are_forgotten() -> None:
+    grid = _sending()
+    answers = Pulled(grid)
+    assert answers.pull("asked") is None
+    answers.keep(["another"])
+    assert not answers.begun("asked")
+    grid = _sending()
+    grid.there = dict.fromkeys(grid.parts, b"nothing")
+    with pytest.raises(FloretError, match="the answer cannot be read"):
+        Pulled(grid).pull("asked")
 
 
 def test_a_reply_is_that_of_the_client_that_was_asked_whatever_it_says() -> None:

@@ -16,7 +16,15 @@ from types import FrameType
 from client_app.node import preflight
 from client_app.node.options import NodeOptions
 from client_app.node.tasks import serve
-from client_app.node.transport import PARENT, STILL_THERE, TURNED_AWAY, WRONG_VERSION, GoneError, supernode_arguments
+from client_app.node.transport import (
+    PARENT,
+    STILL_THERE,
+    TURNED_AWAY,
+    WRONG_CLOCK,
+    WRONG_VERSION,
+    GoneError,
+    supernode_arguments,
+)
 from client_app.node.warm import LostError, Warm
 from common.errors import FloretError
 from common.proof import load_key
@@ -119,6 +127,11 @@ class Node:
             raise preflight.UnreachableError(
                 f"{where}: a node with --key {self.options.key} is connected: another one, or this one before it was "
                 "killed, for a minute more"
+            )
+        if code == WRONG_CLOCK:
+            now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+            raise preflight.UnreachableError(
+                f"{where}: its clock differs from this device's, which says {now} UTC; set the one that is wrong"
             )
         if code == WRONG_VERSION:
             raise FloretError(f"{where}: the SuperLink runs a version of Flower that does not go with this node's")

@@ -85,7 +85,7 @@ def _handle(task: Task, warm: Warm, go: Callable[[], bool], key: EllipticCurvePr
         kind, seconds = task.message.metadata.message_type, time.monotonic() - started
         log.info("Answered: %s message in %.2f s", kind, seconds)
     else:
-        log.warning("Not answered: run %d was stopped", task.run_id)
+        log.warning("Not answered: run %d was stopped, or this device slept meanwhile", task.run_id)
 
 
 def _prove(key: EllipticCurvePrivateKey, message: Message, reply: Message) -> None:

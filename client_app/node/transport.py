@@ -14,8 +14,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self, cast
@@ -27,13 +27,18 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode, Status, SubStatus
 
 # Channels with Flower's limits on the size of messages.
-from flwr.common.grpc import create_channel
+from flwr.common.grpc import GRPC_MAX_MESSAGE_LENGTH, create_channel
+
+# What repeats the SuperNode's calls, and sees their errors.
+from flwr.common.retry_invoker import RetryInvoker
 
 # Requests of the API that a SuperNode has for executors.
 from flwr.proto.appio_pb2 import ClaimTaskRequest, PullPendingTasksRequest
 
 # The API itself.
 from flwr.proto.clientappio_pb2_grpc import ClientAppIoStub
+
+# Requests of the parts of a message, as above.
 from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 
 # A task without heartbeat is given up by the SuperNode.
@@ -57,14 +62,19 @@ log = logging.getLogger("flwr")
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 ALPN = "h2"
 # Exit codes of the SuperNode's process: the SuperLink does not accept this key; it counts a node with this key as
-# connected; its version of Flower is not compatible. Flower's own SuperNode exits with 1 for any reason.
-TURNED_AWAY, STILL_THERE, WRONG_VERSION = 71, 72, 73
+# connected; its version of Flower is not compatible; its clock differs from this node's; a thread of it
+# ended, such as that of its heartbeats. Flower's own SuperNode exits with 1 for any reason.
+TURNED_AWAY, STILL_THERE, WRONG_VERSION, WRONG_CLOCK, THREAD_ENDED = 71, 72, 73, 74, 75
 # Seconds that Flower's SuperNode sleeps when no message waits, that ours does at first, and the factor of growth.
 IDLE, FIRST, GROWTH = 3.0, 0.2, 1.1
 # Seconds after which a SuperNode that does not say what waits counts as gone.
 HANGS = 10.0
 # Seconds between two looks for a part of a message that is still on its way to the SuperNode: first, most.
 _PART = (0.02, 0.5)
+# Seconds without an acknowledgement after which a connection to the SuperLink counts as broken, where the network drops
+# packets without a word; a system gives up after some 15 minutes. On Linux it is TCP_USER_TIMEOUT, which gRPC sets
+# where it sends pings. Those come less often than every 300 s: of more the SuperLink complains.
+BROKEN, _PING = 60.0, 310.0
 # The environment variable with the id of the process that the SuperNode ends with.
 PARENT = "FLORET_NODE_PID"
 _SETTINGS = 0x04
@@ -139,7 +149,9 @@ class Tasks:
             try:
                 yield Task(stub, go)
             finally:
-                heartbeat.stop()
+                # Its thread ends, and ``stop`` then raises, where the SuperNode has given up the task.
+                with suppress(RuntimeError):
+                    heartbeat.stop()
         finally:
             channel.close()
 
@@ -174,7 +186,10 @@ class Task:
         self.bundle = Bundle(f"{run.fab_id} {run.fab_version}", fab.content, key)
 
     def answer(self, reply: Message) -> bool:
-        """Send the ClientApp's reply; return whether it was accepted: not if the run was stopped meanwhile.
+        """Send the ClientApp's reply; return whether it was accepted.
+
+        It is not if the run was stopped meanwhile, or the SuperNode has given up the message, because it had no
+        heartbeat of it: the device was suspended, or its clock was set.
 
         Raises:
             GoneError: the SuperNode is gone.
@@ -193,6 +208,10 @@ class Task:
             except ObjectIdNotPreregisteredError:
                 # The run was stopped: the SuperNode drops the reply while it is being sent.
                 taken = False
+            except grpc.RpcError as error:
+                if error.code() != grpc.StatusCode.UNAUTHENTICATED:
+                    raise
+                return False
             push_task_output(self._stub, self.context, status, "")
         return taken
 
@@ -291,7 +310,8 @@ def dropping(pull: Callable[..., int | None]) -> Callable[..., int | None]:
 
     def pull_or_drop(**given: Any) -> int | None:
         received: list[Message] = []
-        whole: list[str] = []
+        missing = set[str]()
+        asked, confirmed = list[str](), list[str]()
 
         def receive() -> Any:
             found = given["receive"]()
@@ -300,19 +320,30 @@ def dropping(pull: Callable[..., int | None]) -> Callable[..., int | None]:
             return found
 
         def confirm(run_id: int, message_id: str) -> None:
+            asked.append(message_id)
             given["confirm_message_received"](run_id, message_id)
-            whole.append(message_id)
+            confirmed.append(message_id)
 
-        run_id = pull(**given | {"receive": receive, "confirm_message_received": confirm})
-        if not received or whole:
+        def pull_object(run_id: int, name: str) -> bytes:
+            missing.add(name)
+            content: bytes = given["pull_object"](run_id, name)
+            missing.discard(name)
+            return content
+
+        ours = {"receive": receive, "pull_object": pull_object, "confirm_message_received": confirm}
+        run_id = pull(**given | ours)
+        if not received or confirmed:
             return run_id
-        metadata = received[0].metadata
-        state = given["state"]
+        metadata, state = received[0].metadata, given["state"]
+        of_run = {"run_ids": [metadata.run_id]}
+        for task in state.get_tasks(**of_run, statuses=[Status.PENDING]):
+            state.finish_task(task.task_id, sub_status=SubStatus.FAILED, details="The message was not received.")
+        if asked and not missing and state.get_tasks(**of_run, statuses=[Status.STARTING, Status.RUNNING]):
+            # Whole, and claimed: its reply will come, and must not be taken for that to the next message.
+            return int(metadata.run_id)
         state.delete_messages(message_ids=[metadata.message_id])
         # One that was claimed already finds its parts gone, and is ended by who claimed it.
         given["object_store"].delete(metadata.message_id)
-        for task in state.get_tasks(run_ids=[metadata.run_id], statuses=[Status.PENDING]):
-            state.finish_task(task.task_id, sub_status=SubStatus.FAILED, details="The message was not received.")
         return None
 
     return pull_or_drop
@@ -341,6 +372,57 @@ class Reason(logging.Handler):
         elif str(error).startswith(f"Exit Code: {ExitCode.RUNTIME_VERSION_INCOMPATIBLE}"):
             self.code = WRONG_VERSION
 
+    def thread_ended(self, said: threading.ExceptHookArgs) -> None:
+        """Log a thread's error and send this process SIGTERM: without its heartbeats a node counts as gone for good."""
+        self.code = self.code or THREAD_ENDED
+        error = said.exc_value
+        what = error.details() if isinstance(error, grpc.Call) else error
+        log.error("A thread of the SuperNode ended (%s: %s)", said.exc_type.__name__, what)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def giving_up(self, retrying: Callable[[], RetryInvoker]) -> Callable[[], RetryInvoker]:
+        """Return ``retrying``, which makes what repeats the calls to the SuperLink, with an eye on their errors.
+
+        The SuperLink refuses every call of a node whose clock is behind or ahead of its own. Flower's SuperNode then
+        ends in good order.
+        """
+
+        def watched() -> RetryInvoker:
+            invoker = retrying()
+            gives_up = invoker.should_giveup
+            assert gives_up
+
+            def look(error: Exception) -> bool:
+                if isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                    self.code = WRONG_CLOCK if "Invalid timestamp" in (error.details() or "") else self.code
+                return gives_up(error)
+
+            invoker.should_giveup = look
+            return invoker
+
+        return watched
+
+
+def open_channel(
+    server_address: str,
+    insecure: bool,
+    root_certificates: bytes | None = None,
+    max_message_length: int = GRPC_MAX_MESSAGE_LENGTH,
+    interceptors: Sequence[grpc.UnaryUnaryClientInterceptor] | None = None,
+) -> grpc.Channel:
+    """Return a channel to the SuperLink as Flower's ``create_channel`` does, which notices that the network is gone."""
+    options = [
+        ("grpc.max_send_message_length", max_message_length),
+        ("grpc.max_receive_message_length", max_message_length),
+        ("grpc.keepalive_time_ms", int(1000 * _PING)),
+        ("grpc.keepalive_timeout_ms", int(1000 * BROKEN)),
+    ]
+    if insecure:
+        channel = grpc.insecure_channel(server_address, options)
+    else:
+        channel = grpc.secure_channel(server_address, grpc.ssl_channel_credentials(root_certificates), options)
+    return grpc.intercept_channel(channel, *(interceptors or ()))
+
 
 def _end_with(parent: int) -> None:
     """Send this process SIGTERM when ``parent`` is no longer its parent, because it was killed."""
@@ -357,7 +439,11 @@ def run_supernode() -> None:
     """
     # Before Flower is imported, which takes seconds in which the parent may be killed.
     threading.Thread(target=_end_with, args=(int(os.environ[PARENT]),), daemon=True).start()
-    # Its loop calls ``time.sleep`` and has no parameter for the interval.
+    # It opens the channel, and has no parameter for its options.
+    from flwr.client.grpc_rere_client import connection
+
+    # Its loop calls ``time.sleep``, and has no parameter for the interval, nor for what it does with a message that
+    # breaks off, nor for who repeats its calls.
     from flwr.supernode import start_client_internal
 
     # The command as a function: it must run in this process, where its ``time`` is replaced.
@@ -366,8 +452,12 @@ def run_supernode() -> None:
     # The module uses nothing else of ``time``; the tests of real nodes would show it if another version did.
     start_client_internal.time = SimpleNamespace(sleep=Pace().sleep)  # type: ignore[attr-defined, assignment]
     start_client_internal._pull_and_store_message = dropping(start_client_internal._pull_and_store_message)
+    connection.create_channel = open_channel  # type: ignore[attr-defined]
     sys.argv[0] = "flower-supernode"
     reason = Reason()
+    watched = reason.giving_up(start_client_internal.make_simple_grpc_retry_invoker)  # type: ignore[attr-defined]
+    start_client_internal.make_simple_grpc_retry_invoker = watched  # type: ignore[attr-defined]
+    threading.excepthook = reason.thread_ended
     logging.getLogger("flwr").addHandler(reason)
     code = 0
     try:
@@ -382,4 +472,4 @@ def run_supernode() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit: an interpreter that shuts down sometimes hangs in the threads of gRPC's server.
-    os._exit((reason.code or code) if code else 0)
+    os._exit((reason.code or code) if code or reason.code in (WRONG_CLOCK, THREAD_ENDED) else 0)
