@@ -3447,9 +3447,9 @@ DEFECTS: list[Defect] = [
         "client_app/node/transport.py",
         (
             "a message whose run ended while it came can still be claimed",
-            "        for task in state.get_tasks(run_ids=[metadata.run_id], statuses=[Status.PENDING]):\n",
+            "        for task in state.get_tasks(**of_run, statuses=[Status.PENDING]):\n",
             "        for task in []:\n",
-            "tests/test_nodes.py",
+            "tests/test_supernode.py",
         ),
     ),
     *_of(
@@ -3459,7 +3459,7 @@ DEFECTS: list[Defect] = [
             "the SuperNode waits for a reply to a message that it did not receive",
             "        return None\n\n    return pull_or_drop",
             "        return run_id\n\n    return pull_or_drop",
-            "tests/test_nodes.py",
+            "tests/test_supernode.py",
         ),
     ),
     *_of(
@@ -3570,6 +3570,116 @@ DEFECTS: list[Defect] = [
             '    if wrong:\n        raise ConfigError(f"SuperLink connection',
             '    if False:\n        raise ConfigError(f"SuperLink connection',
             "tests/test_config.py",
+        ),
+    ),
+    *_of(
+        "delivery",
+        "common/flower.py",
+        (
+            "an answer that began to come is asked for anew",
+            "            self._begun[message_id] = begun\n",
+            "            pass\n",
+            "tests/test_replies.py",
+        ),
+    ),
+    *_of(
+        "delivery",
+        "common/flower.py",
+        (
+            "parts of an answer whose message is out of time are kept",
+            "        self._begun = {key: self._begun[key] for key in message_ids if key in self._begun}\n",
+            "        pass\n",
+            "tests/test_replies.py",
+        ),
+    ),
+    *_of(
+        "delivery",
+        "common/flower.py",
+        (
+            "the server waits for the parts of an answer",
+            "            pull_objects(self._missing, take, max_tries_per_object=1)\n",
+            "            pull_objects(self._missing, take, max_tries_per_object=4)\n",
+            "tests/test_replies.py",
+        ),
+    ),
+    *_of(
+        "delivery",
+        "common/flower.py",
+        (
+            "an answer whose parts are gone ends the run",
+            "        except ObjectIdNotPreregisteredError as error:\n            raise FloretError(",
+            "        except NotImplementedError as error:\n            raise FloretError(",
+            "tests/test_replies.py",
+        ),
+    ),
+    *_of(
+        "nodes",
+        "client_app/node/transport.py",
+        (
+            "the reply to a message that came at the end of its run is taken for the next one",
+            "            return int(metadata.run_id)\n",
+            "            pass\n",
+            "tests/test_supernode.py",
+        ),
+    ),
+    *_of(
+        "nodes",
+        "client_app/node/transport.py",
+        (
+            "a task that the SuperNode has given up ends the node",
+            "                with suppress(RuntimeError):\n                    heartbeat.stop()\n",
+            "                heartbeat.stop()\n",
+            "tests/test_supernode.py",
+        ),
+    ),
+    *_of(
+        "nodes",
+        "client_app/node/transport.py",
+        (
+            "a reply that the SuperNode does not take starts another SuperNode",
+            "                if error.code() != grpc.StatusCode.UNAUTHENTICATED:\n                    raise\n",
+            "                if error:\n                    raise\n",
+            "tests/test_supernode.py",
+        ),
+    ),
+    *_of(
+        "nodes",
+        "client_app/node/transport.py",
+        (
+            "a wrong clock is not told",
+            "self.code = WRONG_CLOCK if",
+            "self.code = self.code if",
+            "tests/test_supernode.py",
+        ),
+    ),
+    *_of(
+        "nodes",
+        "client_app/node/transport.py",
+        (
+            "a SuperNode goes on without its heartbeats",
+            "    threading.excepthook = reason.thread_ended\n",
+            "",
+            "tests/test_supernode.py",
+        ),
+    ),
+    *_of(
+        "nodes",
+        "client_app/node/transport.py",
+        (
+            "a connection that the network forgot stays for 15 minutes",
+            '        ("grpc.keepalive_time_ms", int(1000 * _PING)),\n',
+            "",
+            "tests/test_supernode.py",
+        ),
+    ),
+    *_of(
+        "nodes",
+        "client_app/node/transport.py",
+        (
+            "the SuperNode opens Flower's connection",
+            "    connection.create_channel = open_channel  # type: ignore[attr-defined]\n",
+            "",
+            "tests/test_supernode.py",
         ),
     ),
 ]

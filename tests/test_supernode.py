@@ -19,6 +19,7 @@ import grpc
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.common.constant import HEARTBEAT_CALL_TIMEOUT
 from flwr.common.typing import Fab, Run, RunNotRunningException
 from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse, RegisterNodeFleetResponse
 from flwr.supercore import heartbeat
@@ -92,7 +93,7 @@ def test_nothing_is_left_of_a_message_that_broke_off(ends: str, claimed: bool) -
 
 def test_a_message_that_the_supernode_has_given_up_does_not_end_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a device slept: without a heartbeat the SuperNode answers with an error, and takes no reply."""
-    monkeypatch.setattr(heartbeat, "HEARTBEAT_DEFAULT_INTERVAL", heartbeat.HEARTBEAT_CALL_TIMEOUT + 0.1)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT_CALL_TIMEOUT + 0.1)
     # What the heartbeats' thread ends with.
     monkeypatch.setattr(threading, "excepthook", ended := Mock())
     message = Message(RecordDict(), dst_node_id=1, message_type="train")
@@ -110,7 +111,7 @@ def test_a_message_that_the_supernode_has_given_up_does_not_end_the_node(monkeyp
     state.store_message(message)
     task_id = state.create_task(task_type="flwr-clientapp", run_id=7, fab_hash=None)
     assert task_id
-    server = start_client_internal.run_clientappio_api_grpc("127.0.0.1:0", states, store_of, None, None)
+    server: Any = start_client_internal.run_clientappio_api_grpc("127.0.0.1:0", states, store_of, None, None)
     try:
         with transport.Tasks(f"127.0.0.1:{server.bound_address.rpartition(':')[2]}") as offered:
             token = offered.claim()
@@ -127,7 +128,7 @@ def test_a_message_that_the_supernode_has_given_up_does_not_end_the_node(monkeyp
 def superlink(answers: dict[str, Callable[[grpc.ServicerContext], Any]]) -> Iterator[int]:
     """Serve a SuperLink's Fleet API with these answers, by call; yield its port."""
 
-    def handler(answer: Callable[[grpc.ServicerContext], Any]) -> grpc.RpcMethodHandler:
+    def handler(answer: Callable[[grpc.ServicerContext], Any]) -> Any:
         return grpc.unary_unary_rpc_method_handler(lambda _, context: answer(context).SerializeToString())
 
     handlers = {name: handler(answer) for name, answer in answers.items()}
@@ -227,5 +228,5 @@ transport.run_supernode()
 def test_the_supernode_opens_such_a_connection(tmp_path: Path) -> None:
     env = os.environ | {"PYTHONPATH": str(ROOT), "FLWR_HOME": str(tmp_path), transport.PARENT: str(os.getpid())}
     script = _OPENED.replace("PORT", repr(str(free_port())))
-    done = subprocess.run([sys.executable, "-c", script], env=env, cwd=tmp_path, timeout=PATIENCE, check=False)
+    done = subprocess.run([sys.executable, "-c", script], env=env, cwd=tmp_path, timeout=60, check=False)
     assert done.returncode == 9
