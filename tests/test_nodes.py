@@ -447,51 +447,59 @@ def hold_up_in_training(node: Process, proxy: Proxy) -> None:
     time.sleep(3 * tasks._IDLE)  # by then it has claimed it, which no log says
 
 
-@pytest.mark.slow
-def test_a_superlink_killed_while_a_node_receives_a_message(deployment: Deployment, tmp_path: Path) -> None:
+@pytest.fixture
+def proxy(deployment: Deployment) -> Iterator[Proxy]:
+    """A proxy before the SuperLink of ``deployment``."""
     proxy = Proxy(deployment.fleet)
     try:
-        join = ("--superlink", f"127.0.0.1:{proxy.port}")
-        node = deployment.node("a", "--data-dir", make_files(tmp_path / "data", 1), *join)
-        keys = KEYS | {"method": "fedper", "model": "resnet18", "min_clients": 1, "rounds": 3}
-        run = deployment.run(**keys)
-        run.wait_for("round 1/3")
-        hold_up_in_training(node, proxy)
-        deployment.superlink.kill()
-        proxy.go_on()
-        run.end()
-        deployment.start_superlink()
-        assert "Resuming" in finish(deployment.run(**keys, resume="latest"))
-        assert [line["round"] for line in deployment.history()] == [1, 2, 3]
-        node.popen.terminate()
-        assert node.popen.wait(60) == 0
+        yield proxy
     finally:
         proxy.go_on()
         proxy.close()
 
 
 @pytest.mark.slow
-def test_a_node_killed_while_it_sends_its_answer_holds_up_nobody(deployment: Deployment, tmp_path: Path) -> None:
-    proxy = Proxy(deployment.fleet)
-    try:
-        join = ("--superlink", f"127.0.0.1:{proxy.port}")
-        a = deployment.node("a", "--data-dir", make_files(tmp_path / "a", 1), *join)
-        deployment.node("b", "--data-dir", make_files(tmp_path / "b", 2))
-        keys = KEYS | {"method": "fedavg", "model": "resnet18", "min_clients": 2, "rounds": 2}
-        run = deployment.run(**keys, return_timeout=1.0, round_timeout=PATIENCE / 2)
-        a.wait_for("Answered: query.describe")
-        proxy.pause_after(1_000_000, up=True)
-        until(proxy.held_up, "an answer of some megabytes")
-        a.kill()
-        began = time.monotonic()
-        log = finish(run)
-        # Flower notices after a minute that a node is gone.
-        assert time.monotonic() - began < 150
-        assert "Client a refused: its node went away while it sent its answer" in log
-        assert [sorted(line["clients"]) for line in deployment.history()] == [["b"], ["b"]]
-    finally:
-        proxy.go_on()
-        proxy.close()
+def test_a_superlink_killed_while_a_node_receives_a_message(
+    deployment: Deployment, proxy: Proxy, tmp_path: Path
+) -> None:
+    join = ("--superlink", f"127.0.0.1:{proxy.port}")
+    node = deployment.node("a", "--data-dir", make_files(tmp_path / "data", 1), *join)
+    keys = KEYS | {"method": "fedper", "model": "resnet18", "min_clients": 1, "rounds": 3}
+    run = deployment.run(**keys)
+    run.wait_for("round 1/3")
+    hold_up_in_training(node, proxy)
+    deployment.superlink.kill()
+    proxy.go_on()
+    run.end()
+    deployment.start_superlink()
+    assert "Resuming" in finish(deployment.run(**keys, resume="latest"))
+    assert [line["round"] for line in deployment.history()] == [1, 2, 3]
+    node.popen.terminate()
+    assert node.popen.wait(60) == 0
+
+
+@pytest.mark.slow
+def test_a_node_killed_while_it_sends_its_answer_holds_up_nobody(
+    deployment: Deployment, proxy: Proxy, tmp_path: Path
+) -> None:
+    a = deployment.node(
+        "a", "--superlink", f"127.0.0.1:{proxy.port}", "--data-dir", make_files(tmp_path / "data-of-a", 1)
+    )
+    deployment.node("b", "--data-dir", make_files(tmp_path / "data-of-b", 2))
+    model: dict[str, Any] = KEYS | {"model": "resnet18"}
+    run = deployment.run(
+        method="fedavg", min_clients=2, rounds=2, return_timeout=1.0, round_timeout=PATIENCE / 2, **model
+    )
+    a.wait_for("Answered: query.describe")
+    proxy.pause_after(1_000_000, up=True)
+    until(proxy.held_up, "an answer of some megabytes")
+    a.kill()
+    began = time.monotonic()
+    log = finish(run)
+    # Flower notices after a minute that a node is gone.
+    assert time.monotonic() - began < 150
+    assert "Client a refused: its node went away while it sent its answer" in log
+    assert [sorted(line["clients"]) for line in deployment.history()] == [["b"], ["b"]]
 
 
 @pytest.mark.slow
