@@ -6,6 +6,7 @@ All other modules import only the public ones (``tests/test_adapter.py``). Modul
 line needs are imported within functions, so that an edge client starts fast.
 """
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Array, Context, Error, Message, RecordDict
 
 # What the codes of a message's error mean; ``Error.code`` is public, its values are not. Without it: the numbers.
 from flwr.common.constant import ErrorCode
@@ -110,6 +111,50 @@ def node_is_gone(message: Message) -> bool:
     return message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE
 
 
+class Unpacked:
+    """What a message takes in memory, from its parts, before it is made of them.
+
+    A part may stand in an array many times over, as those of a tensor of zeros do: some megabytes could become
+    hundreds of gigabytes.
+    """
+
+    # Bytes that any message may take, and how many times what came.
+    _FREE, _TIMES = 2**30, 16
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, int] = {}
+        self._arrays: list[tuple[list[str], list[int]]] = []
+
+    def add(self, name: str, content: bytes) -> None:
+        """Note a part that came.
+
+        Raises:
+            Exception: one of ``UNREADABLE``: it is none.
+        """
+        # What a part begins with. Without them: no bound.
+        from flwr.supercore.inflatable.inflatable_object import (
+            get_object_body,
+            get_object_head_values_from_object_content,
+        )
+
+        self._sizes[name] = len(content)
+        kind, parts, _ = get_object_head_values_from_object_content(content)
+        if kind == Array.__qualname__:
+            self._arrays.append((parts, list(json.loads(get_object_body(content, Array))["arraychunk_ids"])))
+
+    def check(self) -> None:
+        """Check the message of the parts that came.
+
+        Raises:
+            ValueError: it would take far more than what came.
+            Exception: one of ``UNREADABLE``: the parts do not fit together.
+        """
+        came = sum(self._sizes.values())
+        takes = sum(self._sizes[parts[place]] for parts, places in self._arrays for place in places)
+        if takes > self._FREE + self._TIMES * came:
+            raise ValueError(f"{came} bytes would become {takes}")
+
+
 class Answers:
     """The answers of real nodes, pulled one at a time, without waiting for one that a node is still sending.
 
@@ -169,6 +214,7 @@ class _Begun:
         self._grid, self._name = grid, name
         self._missing = list(dict.fromkeys(parts))
         self._parts: dict[str, bytes] = {}
+        self._unpacked = Unpacked()
 
     @classmethod
     def found(cls, grid: Any, message_id: str) -> "_Begun | None":
@@ -209,7 +255,9 @@ class _Begun:
         pull = make_pull_object_fn_protobuf(stub.PullObject, node, run_id)
 
         def take(part: str) -> bytes:
-            self._parts[part] = pull(part)
+            content = pull(part)
+            self._unpacked.add(part, content)
+            self._parts[part] = content
             return b""
 
         try:
@@ -222,6 +270,7 @@ class _Begun:
         stub.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(node=node, run_id=run_id, message_object_id=self._name)
         )
+        self._unpacked.check()
         message = inflate_object_from_contents(self._name, self._parts)
         if not isinstance(message, Message):
             raise TypeError(f"it is a {type(message).__name__}")

@@ -133,7 +133,8 @@ class Delivery(Grid):
 
     def _arrived(self, item: _Open, now: float) -> Message | None:
         """Return the answer if it is there, and note whether the node is gone."""
-        if item.answer is not None or item.gone is not None:
+        # The rest of an answer may come though its node was away in between.
+        if item.answer is not None or (item.gone is not None and not self._answers.begun(item.message_id)):
             return item.answer
         reply = self._answer(item)
         if reply is None or not node_is_gone(reply):
@@ -172,12 +173,15 @@ class Delivery(Grid):
         if item.gone is not None:
             reply, since = item.gone
             late = now - since >= self._federation.config.return_timeout
-            # A node that has come back may be another client now; one that is busy does not say it soon.
-            if there and (late or client.node_id not in roster.unsure):
-                self._resend(item, client.node_id, now)
-            elif late:
-                return reply
-            return None
+            begun = self._answers.begun(item.message_id)
+            # A node that has come back may be another client now; one that is busy does not say it soon, such as with
+            # the rest of its answer. When it has said it, the rest has come, or never will.
+            if there and (client.node_id not in roster.unsure or (late and not begun)):
+                answer = self._answer(item) if begun else None
+                if answer is None:
+                    self._resend(item, client.node_id, now)
+                return answer
+            return reply if late and not there else None
         if client.node_id != item.node:
             self._resend(item, client.node_id, now)
             return None

@@ -156,9 +156,9 @@ def restore(strategy: FloretStrategy, checkpoint: Checkpoint) -> None:
     strategy.session.resumed = (*checkpoint.resumed, checkpoint.round)
 
 
-def data_of(federation: Federation) -> dict[str, tuple[int | bool, ...]]:
-    """Return what the clients say of their data, by name: the numbers of samples, and whether they are their own."""
-    said = ("train", *SPLITS, "own")
+def data_of(federation: Federation) -> dict[str, tuple[int | bool | str, ...]]:
+    """Return what ``config.json`` has of the clients by name, as they say it: their data, how they tell accuracies."""
+    said = ("train", *SPLITS, "own", "accuracies")
     return {client.name: tuple(getattr(client, one) for one in said) for client in federation.roster}
 
 

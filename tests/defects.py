@@ -1493,7 +1493,7 @@ DEFECTS: list[Defect] = [
         ),
         (
             "a message goes to a node that is unsure",
-            "if there and (late or client.node_id not in roster.unsure):",
+            "if there and (client.node_id not in roster.unsure or (late and not begun)):",
             "if there:",
             NAMES,
         ),
@@ -3527,7 +3527,7 @@ DEFECTS: list[Defect] = [
         "common/resources.py",
         (
             "a client may have more CPUs than Ray has",
-            "    if cpus > total:\n",
+            '    if cpus > total and "RAY_ADDRESS" not in os.environ:\n',
             "    if False:\n",
             "tests/test_config.py",
         ),
@@ -3627,8 +3627,8 @@ DEFECTS: list[Defect] = [
         "client_app/node/transport.py",
         (
             "a task that the SuperNode has given up ends the node",
-            "                with suppress(RuntimeError):\n                    heartbeat.stop()\n",
-            "                heartbeat.stop()\n",
+            "        return bool(error.code() == grpc.StatusCode.UNAUTHENTICATED)\n",
+            "        if error:\n            raise\n",
             "tests/test_supernode.py",
         ),
     ),
@@ -3637,8 +3637,8 @@ DEFECTS: list[Defect] = [
         "client_app/node/transport.py",
         (
             "a reply that the SuperNode does not take starts another SuperNode",
-            "                if error.code() != grpc.StatusCode.UNAUTHENTICATED:\n                    raise\n",
-            "                if error:\n                    raise\n",
+            "                if stored or error.code() != grpc.StatusCode.UNAUTHENTICATED:\n",
+            "                if error:\n",
             "tests/test_supernode.py",
         ),
     ),
@@ -3680,6 +3680,76 @@ DEFECTS: list[Defect] = [
             "    connection.create_channel = open_channel  # type: ignore[attr-defined]\n",
             "",
             "tests/test_supernode.py",
+        ),
+    ),
+    *_of(
+        "delivery",
+        "server_app/delivery.py",
+        (
+            "an answer whose rest is on its way is asked for again",
+            "(late and not begun)",
+            "late",
+            "tests/test_names.py",
+        ),
+    ),
+    *_of(
+        "delivery",
+        "server_app/delivery.py",
+        (
+            "the rest of an answer is not taken once its node was away",
+            " or (item.gone is not None and not self._answers.begun(item.message_id)):",
+            " or item.gone is not None:",
+            "tests/test_names.py",
+        ),
+    ),
+    *_of(
+        "figures",
+        "server_app/rounds.py",
+        (
+            "a client that rounds accuracies from now on is not told",
+            '"own", "accuracies")',
+            '"own")',
+            "tests/test_history.py",
+        ),
+    ),
+    *_of(
+        "nodes",
+        "client_app/node/transport.py",
+        (
+            "a reply to a message that ended with its run is left for the next one",
+            "        if claimed or metadata.message_id in list(replies):\n",
+            "        if claimed:\n",
+            "tests/test_supernode.py",
+        ),
+    ),
+    *_of(
+        "replies",
+        "common/flower.py",
+        (
+            "an answer may become any number of times what came",
+            "        self._unpacked.check()\n",
+            "",
+            "tests/test_replies.py",
+        ),
+    ),
+    *_of(
+        "nodes",
+        "client_app/node/transport.py",
+        (
+            "a message may become any number of times what came",
+            "        unpacked.check()\n",
+            "",
+            "tests/test_supernode.py",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/apple.py",
+        (
+            "APPLE keeps relationships under names that cannot be read again",
+            "        fit = fit and not any(map(folder_name, names))\n",
+            "",
+            "tests/test_fedkd_fedcac_apple.py",
         ),
     ),
 ]

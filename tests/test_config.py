@@ -315,6 +315,9 @@ def test_the_clients_of_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(ConfigError, match=r"client-resources-num-cpus=4: there are 3$"):
         simulated_clients(["client-resources-num-cpus=4 init-args-num-cpus=3"])
     assert simulated_clients(["num-supernodes=3 client-resources-num-cpus=4 init-args-num-cpus=4"]) == 3
+    with monkeypatch.context() as cluster:
+        cluster.setenv("RAY_ADDRESS", "127.0.0.1:1")
+        assert simulated_clients(["num-supernodes=3 client-resources-num-cpus=99999"]) == 3
     assert simulated_clients(['num-supernodes=3 client-resources-num-gpus=0.5 verbose=true backend="ray"']) == 3
     (tmp_path / "clients.toml").write_text("num-supernodes = 6")
     assert simulated_clients([str(tmp_path / "clients.toml")]) == 6

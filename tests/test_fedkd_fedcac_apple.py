@@ -768,7 +768,14 @@ def test_relationships_are_to_names_and_not_to_places(tmp_path: Path) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "change",
-    [{"clients": ["0", "2"]}, {"samples": [3]}, {"clients": ["0", "0", "1"]}, {"samples": [5, 0, 5]}],
+    [
+        {"clients": ["0", "2"]},
+        {"samples": [3]},
+        {"clients": ["0", "0", "1"]},
+        {"samples": [5, 0, 5]},
+        # Under such a name nothing can be kept.
+        {"clients": ["0", "1", "a\x07"]},
+    ],
 )
 def test_a_list_of_clients_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     outcome = federate(tmp_path, 3, method="apple", rounds=2, **QUICK)

@@ -5,6 +5,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ from results.follow import Follower
 from results.history import ClientRound, History, Note, Refusal, Round, Scores, Traffic
 from results.report import client_table, table, write_report
 from results.run import read_run
+from server_app.federation import Federation
+from server_app.rounds import data_of
+from strategies.core import Client
+from tests.fuzz_replies import Answers, _joining
 from tests.harness import federate, timeless
 
 PATHOLOGICAL = "pathological, 2 classes per client"
@@ -187,6 +192,15 @@ def test_accuracies_that_nodes_round_or_keep_are_not_quoted_as_exact(
     follower = Follower(outcome.directory)
     follower.look()
     assert follower.news(-1, 0)["about"]["words"][3:] == [words] * bool(words)
+
+
+def test_a_client_that_comes_back_with_another_policy_is_told() -> None:
+    federation = Federation(Answers({}), _joining())
+    client = Client("a", 1, 10, 1, 2)
+    federation.roster.add(client)
+    before = data_of(federation)
+    federation.roster.add(replace(client, accuracies="rounded"))
+    assert data_of(federation) != before
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from cli.main import floret
 from common.config import RunConfig
 from common.durable import read_manifest, write_manifest
 from common.errors import FloretError
+from common.flower import Answers as Pulled
 from common.proof import PROOF, check, load_key, sign
 from server_app.checkpoint import Checkpoint, Checkpoints
 from server_app.delivery import Delivery
@@ -443,6 +444,48 @@ def test_a_message_is_sent_again_to_a_node_that_answers_what_came_after_it() -> 
     assert [trains() for _ in range(3)] == [1, 1, 1]
     nodes.mute.clear()
     assert trains() == 2
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_the_rest_of_an_answer_is_awaited_though_its_node_was_away_in_between(comes: bool) -> None:
+    """Until the node says who it is, which it does after it has sent the rest: or it has lost it, and starts again."""
+
+    class Begun(Pulled):
+        rest: Message | None = None
+
+        def pull(self, message_id: str) -> Message | None:
+            return self.rest if message_id == sent else super().pull(message_id)
+
+        def begun(self, message_id: str) -> bool:
+            return message_id == sent
+
+    nodes = Nodes(return_timeout=0.0)
+    nodes.put(1, "north", signer="n")
+    nodes.refresh()
+    delivery = Delivery(nodes, nodes.federation, patience=0.0)
+    (sent,) = delivery.push_messages([Message(RecordDict(), 1, "train", ttl=TTL)])
+    delivery._answers = answers = Begun(nodes)
+
+    def pulled() -> list[Message]:
+        delivery._looked = 0.0
+        return list(delivery.pull_messages([sent]))
+
+    there = nodes.there.pop(1)
+    nodes.refresh()
+    client = delivery._open[sent]
+    client.gone = (Message(Error(ErrorCode.NODE_UNAVAILABLE), reply_to=client.message), time.monotonic())
+    nodes.there[1] = there
+    nodes.mute.add(1)
+    assert [pulled() for _ in range(3)] == [[], [], []]
+    assert nodes.trains() == [1]
+    if comes:
+        answers.rest = Message(RecordDict(), reply_to=client.message)
+        assert pulled() == [answers.rest]
+        assert nodes.trains() == [1]
+    else:
+        nodes.mute.clear()
+        assert pulled() == []
+        assert nodes.trains() == [1, 1]
 
 
 class Trained(Nodes):

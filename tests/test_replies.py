@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
 from flwr.common.typing import Run
@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from common.errors import LONGEST_TEXT, FloretError, printable
 from common.flower import Answers as Pulled
+from common.flower import Unpacked, _Begun
 from server_app.delivery import Delivery
 from server_app.federation import LARGEST_MODEL, Federation
 from strategies.core import Client, RefusedError, send_and_receive
@@ -386,6 +387,40 @@ def test_what_is_no_message_is_refused_and_parts_that_nobody_awaits_are_forgotte
     grid.there = dict.fromkeys(grid.parts, b"nothing")
     with pytest.raises(FloretError, match="the answer cannot be read"):
         Pulled(grid).pull("asked")
+
+
+def bomb(times: int) -> dict[str, bytes]:
+    """Return the parts of an answer whose array has the one chunk of a megabyte so many times over."""
+    asked = Message(RecordDict(), 21, "train")
+    asked.metadata.__dict__["_message_id"] = "asked"
+    array = Array("uint8", (2**20 * times,), "numpy.ndarray", bytes(range(256)) * 2**12)
+    answer = Message(RecordDict({"weights": ArrayRecord({"a": array})}), reply_to=asked)
+    parts = {name: part.deflate() for name, part in get_all_nested_objects(answer).items()}
+    (name,) = (name for name, content in parts.items() if content.startswith(b"Array "))
+    head, _, body = parts[name].partition(b"\x00")
+    body = body.replace(b'"arraychunk_ids": [0]', b'"arraychunk_ids": [' + b", ".join([b"0"] * times) + b"]")
+    parts[name] = head.rpartition(b" ")[0] + b" %d\x00" % len(body) + body
+    return parts
+
+
+@pytest.mark.parametrize(("times", "fits"), [(16, True), (1000, True), (1100, False), (10**6, False)])
+def test_what_a_message_becomes_is_bounded_before_it_is_made(times: int, fits: bool) -> None:
+    """A megabyte that its array names again and again, as a tensor of zeros does a few times."""
+    parts = bomb(times)
+    unpacked = Unpacked()
+    for part, content in parts.items():
+        unpacked.add(part, content)
+    if fits:
+        unpacked.check()
+        return
+    with pytest.raises(ValueError, match=r"^\d+ bytes would become \d+$"):
+        unpacked.check()
+    grid = _sending()
+    grid.parts = grid.there = parts
+    answer = Pulled(grid)
+    answer._begun["asked"] = _Begun(grid, "answer", parts)
+    with pytest.raises(FloretError, match=r"the answer cannot be read \(ValueError: \d+ bytes would become \d+\)"):
+        answer.pull("asked")
 
 
 def test_a_reply_is_that_of_the_client_that_was_asked_whatever_it_says() -> None:

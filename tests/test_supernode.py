@@ -6,14 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import grpc
 import numpy as np
@@ -22,6 +21,7 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.common.constant import HEARTBEAT_CALL_TIMEOUT
 from flwr.common.typing import Fab, Run, RunNotRunningException
 from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse, RegisterNodeFleetResponse
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PullObjectResponse
 from flwr.supercore import heartbeat
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import ObjectIdNotPreregisteredError
@@ -37,11 +37,12 @@ from tests.conftest import PATIENCE, free_port
 from tests.deployment import until
 from tests.harness import ROOT
 from tests.test_nodes import options
+from tests.test_replies import bomb
 
 
 @pytest.mark.parametrize("ends", ["the run", "another way", "the run, at the end", "not at all"])
-@pytest.mark.parametrize("claimed", [False, True])
-def test_nothing_is_left_of_a_message_that_broke_off(ends: str, claimed: bool) -> None:
+@pytest.mark.parametrize("claimed", ["", "claimed", "answered"])
+def test_nothing_is_left_of_a_message_that_broke_off(ends: str, claimed: str) -> None:
     """Flower's own function, on its own state and store, between a SuperLink and a ClientApp that are not there."""
     message = Message(RecordDict({"weights": ArrayRecord([np.ones(3)])}), dst_node_id=1, message_type="train")
     # As the SuperLink sends it: its name is that of what it says, the name left out.
@@ -66,6 +67,12 @@ def test_nothing_is_left_of_a_message_that_broke_off(ends: str, claimed: bool) -
         return parts[name]
 
     def confirm(run_id: int, name: str) -> None:
+        if claimed == "answered" and ends == "the run, at the end":
+            reply = Message(RecordDict(), reply_to=message)
+            reply.metadata.__dict__.update(_message_id="reply")
+            state.store_message(reply)
+            (task,) = state.get_tasks()
+            assert state.finish_task(task.task_id, sub_status="completed", details="")
         if ends.startswith("the run"):
             raise RunNotRunningException
 
@@ -83,7 +90,10 @@ def test_nothing_is_left_of_a_message_that_broke_off(ends: str, claimed: bool) -
     (task,) = state.get_tasks()
     left = [one.metadata.message_id for one in state.get_messages()]
     found = (run, task.status.status, left, len(store))
-    if ends == "not at all" or (ends == "the run, at the end" and claimed):
+    if ends == "the run, at the end" and claimed == "answered":
+        # The SuperNode sends the reply, which the SuperLink refuses; it takes it for no other one.
+        assert found == (7, "finished", [name_of_message, "reply"], len(parts))
+    elif ends == "not at all" or (ends == "the run, at the end" and claimed):
         # Whoever has claimed it answers it, and the SuperNode waits for that.
         assert found == (7, "running" if claimed else "pending", [name_of_message], len(parts))
     else:
@@ -94,8 +104,17 @@ def test_nothing_is_left_of_a_message_that_broke_off(ends: str, claimed: bool) -
 def test_a_message_that_the_supernode_has_given_up_does_not_end_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a device slept: without a heartbeat the SuperNode answers with an error, and takes no reply."""
     monkeypatch.setattr(heartbeat, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT_CALL_TIMEOUT + 0.1)
-    # What the heartbeats' thread ends with.
-    monkeypatch.setattr(threading, "excepthook", ended := Mock())
+    beats, beat = list[bool](), transport._beat
+
+    def counted(stub: Any) -> bool:
+        try:
+            beats.append(beat(stub))
+        except Exception:
+            beats.append(False)
+            raise
+        return beats[-1]
+
+    monkeypatch.setattr(transport, "_beat", counted)
     message = Message(RecordDict(), dst_node_id=1, message_type="train")
     message.metadata.__dict__.update(_run_id=7)
     message.metadata.__dict__.update(_message_id=message.object_id)
@@ -118,10 +137,33 @@ def test_a_message_that_the_supernode_has_given_up_does_not_end_the_node(monkeyp
             with offered.task(token, lambda: True) as task:
                 assert task.message.metadata.message_id == message.metadata.message_id
                 assert state.finish_task(task_id, sub_status="failed", details="no heartbeat")
-                until(lambda: ended.called, "the heartbeats go on")
+                done = len(beats)
+                until(lambda: len(beats) > done, "no heartbeat")
+                assert all(beats)
                 assert not task.answer(Message(RecordDict(), reply_to=task.message))
     finally:
         server.stop(None).wait(10)
+
+
+def test_a_node_makes_no_message_that_takes_far_more_than_what_came() -> None:
+    def pull(request: PullObjectRequest) -> PullObjectResponse:
+        return PullObjectResponse(object_found=True, object_available=True, object_content=parts[request.object_id])
+
+    for times, fits in ((1000, True), (1100, False)):
+        parts, confirmed = bomb(times), list[Any]()
+        stub: Any = SimpleNamespace(
+            PullTaskInput=None, PullMessage=None, PullObject=pull, ConfirmMessageReceived=confirmed.append
+        )
+        calls = transport._waiting(stub, lambda: True)
+        for part in parts:
+            calls.PullObject(PullObjectRequest(object_id=part))
+        if fits:
+            calls.ConfirmMessageReceived(ConfirmMessageReceivedRequest())
+        else:
+            # Of the kind for which ``serve`` goes on.
+            with pytest.raises(ValueError, match=r"^\d+ bytes would become \d+$"):
+                calls.ConfirmMessageReceived(ConfirmMessageReceivedRequest())
+        assert bool(confirmed) == fits
 
 
 @contextmanager

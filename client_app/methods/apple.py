@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from client_app.batches import Batch
 from client_app.client import FloretClient
+from common.config import folder_name
 from common.errors import FloretError
 from common.names import without_prefix
 from common.seeds import numpy_generator
@@ -97,6 +98,8 @@ class APPLE(FloretClient):
         names, samples = self.message["clients"], self.message["samples"]
         fit = len(samples) == len(names) == len(set(names)) and self.setting.name in names
         fit = fit and all(type(count) is int and count > 0 for count in samples)
+        # Their relationships are kept under their names.
+        fit = fit and not any(map(folder_name, names))
         if not fit:
             raise FloretError("the server's list of clients and samples is none, or this client is not in it")
         self._names: list[str] = names

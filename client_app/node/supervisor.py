@@ -46,6 +46,7 @@ class Node:
         self._warm = Warm(datasets=options.partition is not None, privacy=options.demands_privacy())
         self._key = load_key(options.key) if options.key else None
         self._supernode: subprocess.Popen[bytes] | None = None
+        self._joined = float("inf")  # when the last one was up
 
     def run(self) -> None:
         """Join the federation and stay in it until SIGTERM or SIGINT.
@@ -62,11 +63,15 @@ class Node:
             patience = float("inf") if self.options.max_wait is None else self.options.max_wait
             deadline, pause = time.monotonic() + patience, _AGAIN[0]
             while not self._stop.is_set():
+                self._joined = float("inf")
                 try:
                     preflight.check_connection(self.options)
                     self._join()
                     deadline, pause = time.monotonic() + patience, _AGAIN[0]
                 except preflight.UnreachableError as error:
+                    # Who is turned away is so at once: this one was in the federation.
+                    if time.monotonic() - self._joined > _START:
+                        deadline, pause = time.monotonic() + patience, _AGAIN[0]
                     left = deadline - time.monotonic()
                     if left <= 0:
                         raise
@@ -112,6 +117,7 @@ class Node:
         with self._started(port) as supernode:
             address = f"127.0.0.1:{port}"
             if self._wait_for(port):
+                self._joined = time.monotonic()
                 try:
                     serve(address, self._warm, self._going, self._key, 60 * self.options.keep_warm)
                 except GoneError:

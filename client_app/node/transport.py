@@ -15,8 +15,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self, cast
 
@@ -33,16 +34,27 @@ from flwr.common.grpc import GRPC_MAX_MESSAGE_LENGTH, create_channel
 from flwr.common.retry_invoker import RetryInvoker
 
 # Requests of the API that a SuperNode has for executors.
-from flwr.proto.appio_pb2 import ClaimTaskRequest, PullPendingTasksRequest
+from flwr.proto.appio_pb2 import (
+    ClaimTaskRequest,
+    PullPendingTasksRequest,
+    PushAppMessagesRequest,
+    PushAppMessagesResponse,
+    SendTaskHeartbeatRequest,
+)
 
 # The API itself.
 from flwr.proto.clientappio_pb2_grpc import ClientAppIoStub
 
 # Requests of the parts of a message, as above.
-from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ConfirmMessageReceivedResponse,
+    PullObjectRequest,
+    PullObjectResponse,
+)
 
 # A task without heartbeat is given up by the SuperNode.
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_grpc
+from flwr.supercore.heartbeat import HeartbeatSender
 
 # The SuperNode's error for a message, and for a reply, whose run is over.
 from flwr.supercore.inflatable.inflatable_utils import ObjectIdNotPreregisteredError
@@ -55,6 +67,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from client_app.node.options import NodeOptions
 from common.errors import FloretError
+from common.flower import Unpacked
 
 log = logging.getLogger("flwr")
 
@@ -144,14 +157,12 @@ class Tasks:
         channel = _channel(self._address, token)
         try:
             stub = ClientAppIoStub(channel)
-            heartbeat = HeartbeatSender(make_task_heartbeat_fn_grpc(stub))
+            heartbeat = HeartbeatSender(partial(_beat, stub))
             heartbeat.start()
             try:
                 yield Task(stub, go)
             finally:
-                # Its thread ends, and ``stop`` then raises, where the SuperNode has given up the task.
-                with suppress(RuntimeError):
-                    heartbeat.stop()
+                heartbeat.stop()
         finally:
             channel.close()
 
@@ -202,30 +213,55 @@ class Task:
 
     def _push(self, reply: Message, status: str) -> bool:
         with _talking():
+            stored: list[PushAppMessagesResponse] = []
+
+            def store(request: PushAppMessagesRequest) -> PushAppMessagesResponse:
+                stored.append(self._stub.PushMessage(request))
+                return stored[0]
+
+            calls = SimpleNamespace(PushMessage=store, PushObject=self._stub.PushObject)
             try:
-                push_message(self._stub, reply, self.context)
+                push_message(cast(ClientAppIoStub, calls), reply, self.context)
                 taken = True
             except ObjectIdNotPreregisteredError:
                 # The run was stopped: the SuperNode drops the reply while it is being sent.
                 taken = False
             except grpc.RpcError as error:
-                if error.code() != grpc.StatusCode.UNAUTHENTICATED:
+                # Of a reply that it has begun to take the SuperNode awaits the rest: it is ended with that.
+                if stored or error.code() != grpc.StatusCode.UNAUTHENTICATED:
                     raise
                 return False
             push_task_output(self._stub, self.context, status, "")
         return taken
 
 
+def _beat(stub: ClientAppIoStub) -> bool:
+    """Tell the SuperNode that a task is worked on; return False if that is to be tried again.
+
+    Flower's own raises where the SuperNode has given up the task, which ends the thread that calls it, and may end the
+    process. Here that is seen when the reply is sent.
+    """
+    try:
+        stub.SendTaskHeartbeat(SendTaskHeartbeatRequest(), timeout=HANGS)
+    except grpc.RpcError as error:
+        return bool(error.code() == grpc.StatusCode.UNAUTHENTICATED)
+    return True
+
+
 def _waiting(stub: ClientAppIoStub, go: Callable[[], bool]) -> ClientAppIoStub:
     """Return what ``pull_task_input`` calls, waiting for each part of the message while ``go`` returns True.
 
-    Flower's own wait is up to 10 s from one try to the next, 500 times, and nothing ends it.
+    Flower's own wait is up to 10 s from one try to the next, 500 times, and nothing ends it. Once all parts are there,
+    and before the message is made of them, it is looked at what it would take.
     """
+    unpacked = Unpacked()
 
     def pull(request: PullObjectRequest) -> PullObjectResponse:
         pause = _PART[0]
         while True:
             response: PullObjectResponse = stub.PullObject(request)
+            if response.object_available:
+                unpacked.add(request.object_id, response.object_content)
             if response.object_available or not response.object_found:
                 return response
             if not go():
@@ -233,11 +269,16 @@ def _waiting(stub: ClientAppIoStub, go: Callable[[], bool]) -> ClientAppIoStub:
             time.sleep(pause)
             pause = min(2 * pause, _PART[1])
 
+    def confirm(request: ConfirmMessageReceivedRequest) -> ConfirmMessageReceivedResponse:
+        unpacked.check()
+        response: ConfirmMessageReceivedResponse = stub.ConfirmMessageReceived(request)
+        return response
+
     calls = SimpleNamespace(
         PullTaskInput=stub.PullTaskInput,
         PullMessage=stub.PullMessage,
         PullObject=pull,
-        ConfirmMessageReceived=stub.ConfirmMessageReceived,
+        ConfirmMessageReceived=confirm,
     )
     return cast(ClientAppIoStub, calls)
 
@@ -338,8 +379,10 @@ def dropping(pull: Callable[..., int | None]) -> Callable[..., int | None]:
         of_run = {"run_ids": [metadata.run_id]}
         for task in state.get_tasks(**of_run, statuses=[Status.PENDING]):
             state.finish_task(task.task_id, sub_status=SubStatus.FAILED, details="The message was not received.")
-        if asked and not missing and state.get_tasks(**of_run, statuses=[Status.STARTING, Status.RUNNING]):
-            # Whole, and claimed: its reply will come, and must not be taken for that to the next message.
+        claimed = asked and not missing and state.get_tasks(**of_run, statuses=[Status.STARTING, Status.RUNNING])
+        replies = (entry.message.metadata.reply_to_message_id for entry in state.msg_store.values())
+        if claimed or metadata.message_id in list(replies):
+            # It came as a whole: its reply will come, or is there, and must not be taken for that to the next message.
             return int(metadata.run_id)
         state.delete_messages(message_ids=[metadata.message_id])
         # One that was claimed already finds its parts gone, and is ended by who claimed it.
