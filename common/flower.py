@@ -394,15 +394,23 @@ def check_connection(name: str) -> None:
     Raises:
         ConfigError: it has others; names them.
     """
-    # The file as a dictionary. Without it: `flwr run` says that there is no such connection, but not which there are.
+    # The file's name. Without it and the next two: `flwr run` says that there is no such connection, but not which.
+    from flwr.cli import constant as known
+
+    # As above: the reader of the file, which writes one if there is none.
     from flwr.cli.flower_config import read_flower_config
 
+    # As above: where it is.
+    from flwr.supercore.utils import get_flwr_home
+
+    if not name or not (get_flwr_home() / known.FLOWER_CONFIG_FILE).is_file():
+        return
     try:
         content, file = read_flower_config()
     except Exception:
         return  # `flwr run` says what is wrong with it
     names = [key for key, value in content.get("superlink", {}).items() if isinstance(value, dict)]
-    wrong = one_of(name, names) if name else None
+    wrong = one_of(name, names)
     if wrong:
         raise ConfigError(f"SuperLink connection {name!r}: {wrong}, those in {file}")
 

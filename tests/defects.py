@@ -3752,6 +3752,16 @@ DEFECTS: list[Defect] = [
             "tests/test_fedkd_fedcac_apple.py",
         ),
     ),
+    *_of(
+        "policy",
+        "client_app/policy.py",
+        (
+            "a policy bounds no batch",
+            '        self._bound("max-batch-size", "batch-size", config.batch_size)\n',
+            "",
+            "tests/test_policy.py",
+        ),
+    ),
 ]
 
 

@@ -561,6 +561,7 @@ def test_command_reports_a_run(tmp_path: Path) -> None:
     assert other.returncode == 0
     assert (tmp_path / "other.html").read_bytes() == (directory / "report.html").read_bytes()
     # By its name alone, where runs are.
+    (tmp_path / "floret" / "runs").mkdir(parents=True)
     made = make_run(tmp_path / "floret" / "runs" / "named")
     assert floret("report", "named", cwd=tmp_path).returncode == 0
     assert (made / "report.html").is_file()
