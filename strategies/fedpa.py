@@ -161,7 +161,8 @@ class FedPA(FloretStrategy):
         head = copy.deepcopy(self.model.head).eval().requires_grad_(False)
         own = without_prefix(arrays, "head.")
         head.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in own.items()}, strict=False)
-        self._heads.append((head, torch.from_numpy(counts)))
+        # In all no more than what its samples count for: each client declares its own.
+        self._heads.append((head, torch.from_numpy(counts * min(1.0, samples / int(counts.sum())))))
 
     def aggregate(self) -> NamedArrays:
         """Return the new model and prototypes, and the generator after its training."""

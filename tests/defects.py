@@ -3762,6 +3762,16 @@ DEFECTS: list[Defect] = [
             "tests/test_policy.py",
         ),
     ),
+    *_of(
+        "methods",
+        "strategies/fedpa.py",
+        (
+            "FedPA's counts weigh what a client declares",
+            "counts * min(1.0, samples / int(counts.sum()))",
+            "counts",
+            "tests/test_criticalfl_fedpa.py::test_a_head_weighs_no_more_than_the_samples_that_its_client_counts_for",
+        ),
+    ),
 ]
 
 

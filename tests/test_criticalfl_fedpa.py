@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message
 from torch import nn
 
 from client_app.batches import normalise
@@ -24,10 +24,11 @@ from common.tensors import MASK, NamedArrays, TensorSpec
 from common.wire import DENSE, SPARSE, from_record, pack, payload_bytes, to_record, unpack
 from server_app.checkpoint import Checkpoints
 from server_app.settings import read_config
-from strategies.core import FloretStrategy
+from server_app.setup import build_strategy
+from strategies.core import Client, FloretStrategy, Roster, Session
 from strategies.core.update_norms import UpdateNorms
 from strategies.criticalfl import NORM, CriticalFLParameters, Periods, SparseMean, federated_norm
-from strategies.fedpa import COUNTS, Generator, distance_loss, diversity_loss, fidelity_loss
+from strategies.fedpa import COUNTS, FedPA, Generator, distance_loss, diversity_loss, fidelity_loss
 from tests.harness import MODEL_SIZE, Outcome, checkpointed, equal, federate, kept, run_config, standing, uploads
 from tests.test_keys import last_train
 from tests.test_losses import Halted
@@ -629,6 +630,32 @@ def test_counts_that_cannot_be_are_refused(tmp_path: Path, counts: list[int], re
     reasons = refusals(outcome)
     assert [len(of_round) for of_round in reasons] == [0, 1, 0]
     assert reason in reasons[1][0]
+
+
+@pytest.mark.parametrize(
+    ("counts", "samples", "kept"),
+    [([3, 5, 0], 8, [3, 5, 0]), ([3 * 10**8, 10**8, 0], 40, [30, 10, 0])],
+)
+def test_a_head_weighs_no_more_than_the_samples_that_its_client_counts_for(
+    tmp_path: Path, counts: list[int], samples: int, kept: list[int]
+) -> None:
+    """Who declares a billion samples, and sends counts of them, decides not alone what the generator learns."""
+    roster = Roster()
+    roster.add(Client("0", 1000, 10**9, 0, 10))
+    values = read_config(run_config(tmp_path, method="fedpa"))
+    strategy = build_strategy(*values, (1, 8, 8), 10, roster=roster, session=Session("counts"))
+    assert isinstance(strategy, FedPA)
+    list(strategy.configure_train(1, to_record(strategy.initial_arrays()), ConfigRecord(), None))  # type: ignore[arg-type]
+    arrays = {
+        name: np.zeros([int(str(side)) for side in spec.shape], np.float32)
+        for name, spec in strategy._uplink.items()
+        if not name.startswith("prototype.")
+    }
+    arrays["counts"] = np.array(counts + [0] * 7, np.int32)
+    strategy.begin_round()
+    strategy.accumulate(roster["0"], arrays, samples)
+    ((_, weighs),) = strategy._heads
+    assert weighs.tolist() == kept + [0] * 7
 
 
 def test_a_generator_that_diverges_stays_as_it_was(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
