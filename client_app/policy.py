@@ -100,7 +100,6 @@ class Policy:
     max_samples: int = _number(0, 0)
     validation_fraction: float = _number(0.1, 0, 0.5)
     max_local_epochs: int = _number(1000, 1)
-    max_batch_size: int = _number(4096, 1)
     max_rounds_a_day: int = _number(5000, 1)
     max_model_mb: int = _number(1000, 1)
     max_received_mb: int = _number(4000, 1)
@@ -197,7 +196,6 @@ class Policy:
                 epochs[key] = value
         for key, value in epochs.items():
             self._bound("max-local-epochs", key, value)
-        self._bound("max-batch-size", "batch-size", config.batch_size)
         self._bound("max-image-size", "image-size", config.image_size)
         self._bound("max-classes", "num-classes", config.num_classes)
         unit = config.privacy.unit

@@ -3753,16 +3753,6 @@ DEFECTS: list[Defect] = [
         ),
     ),
     *_of(
-        "policy",
-        "client_app/policy.py",
-        (
-            "a policy bounds no batch",
-            '        self._bound("max-batch-size", "batch-size", config.batch_size)\n',
-            "",
-            "tests/test_policy.py",
-        ),
-    ),
-    *_of(
         "methods",
         "strategies/fedpa.py",
         (
