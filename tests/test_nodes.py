@@ -41,7 +41,7 @@ from common.config import RunConfig, read_keys
 from common.errors import FloretError
 from data import ClientData, load_own
 from tests.conftest import PATIENCE, free_port
-from tests.deployment import BIN, Deployment, Process, children, finish, until
+from tests.deployment import BIN, Deployment, Process, children, commands, finish, until
 from tests.harness import ROOT, copy_app, federate, run_config, timeless
 
 NAMES = ("north", "east", "south", "west")
@@ -468,7 +468,9 @@ def test_a_superlink_killed_while_a_node_receives_a_message(
     run = deployment.run(**keys)
     run.wait_for("round 1/3")
     hold_up_in_training(node, proxy)
+    inside = children(deployment.superlink.popen.pid)
     deployment.superlink.kill()
+    until(lambda: not commands(inside), "processes of the SuperLink are left")
     proxy.go_on()
     run.end()
     deployment.start_superlink()
