@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 from flwr.app import Array, Context, Error, Message, RecordDict
 
 # What the codes of a message's error mean; ``Error.code`` is public, its values are not. Without it: the numbers.
@@ -181,13 +182,19 @@ class Answers:
         # Of real nodes the class is what can be pulled in parts. Without it: all at once, as from any grid.
         from flwr.superlink.grid import GrpcGrid
 
+        begun = self._begun.pop(message_id, None)
         try:
             if not isinstance(self._grid, GrpcGrid):
                 return next(iter(self._grid.pull_messages([message_id])), None)
-            begun = self._begun.pop(message_id, None) or _Begun.found(self._grid, message_id)
+            begun = begun or _Begun.found(self._grid, message_id)
             message = begun.whole() if begun else None
         except UNREADABLE as error:
             raise FloretError(f"the answer cannot be read ({type(error).__name__}: {printable(error)})") from error
+        except grpc.RpcError as error:
+            # The SuperLink has too much to do now, or a part is too large to be sent: then it never comes.
+            if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise
+            message = None
         if begun and message is None:
             self._begun[message_id] = begun
         return message
@@ -212,7 +219,7 @@ class _Begun:
 
     def __init__(self, grid: Any, name: str, parts: Iterable[str]) -> None:
         self._grid, self._name = grid, name
-        self._missing = list(dict.fromkeys(parts))
+        self._names = list(dict.fromkeys(parts))
         self._parts: dict[str, bytes] = {}
         self._unpacked = Unpacked()
 
@@ -261,9 +268,8 @@ class _Begun:
             return b""
 
         try:
-            pull_objects(self._missing, take, max_tries_per_object=1)
+            pull_objects([name for name in self._names if name not in self._parts], take, max_tries_per_object=1)
         except ObjectUnavailableError:
-            self._missing = [part for part in self._missing if part not in self._parts]
             return None
         except ObjectIdNotPreregisteredError as error:
             raise FloretError("a part of the answer is gone") from error
@@ -363,17 +369,14 @@ def find_connection(name: str) -> Connection | None:
 
     None if there is no such connection, or the file cannot be read: ``flwr run`` says what is wrong with it.
     """
-    # The file's name, where the local SuperLink listens, and which addresses mean it, as `flwr run` takes them. Without
+    # Where the local SuperLink listens, and which addresses mean it, as `flwr run` takes them. Without
     # them: what Flower's documentation says.
     from flwr.cli import constant as known
 
     # As above: the reader of the file, which writes one if there is none.
     from flwr.cli.flower_config import read_superlink_connection
 
-    # As above: FLWR_HOME, or its default.
-    from flwr.supercore.utils import get_flwr_home
-
-    if not name and not (get_flwr_home() / known.FLOWER_CONFIG_FILE).is_file():
+    if not name and not _config_file().is_file():
         return Connection(known.LOCAL_CONTROL_API_ADDRESS, managed=True, supernodes=None)
     try:
         found = read_superlink_connection(name or None)
@@ -388,22 +391,28 @@ def find_connection(name: str) -> Connection | None:
     return Connection(known.LOCAL_CONTROL_API_ADDRESS if managed else str(found.address), managed, supernodes)
 
 
+def _config_file() -> Path:
+    """Return where Flower's ``config.toml`` is, or would be."""
+    # Its name. Without it and its folder: ``~/.flwr/config.toml``.
+    from flwr.cli import constant as known
+
+    # As above: FLWR_HOME, or its default.
+    from flwr.supercore.utils import get_flwr_home
+
+    return Path(get_flwr_home() / known.FLOWER_CONFIG_FILE)
+
+
 def check_connection(name: str) -> None:
     """Check that Flower's ``config.toml`` has a SuperLink connection ``name``; an empty name is not looked for.
 
     Raises:
         ConfigError: it has others; names them.
     """
-    # The file's name. Without it and the next two: `flwr run` says that there is no such connection, but not which.
-    from flwr.cli import constant as known
-
-    # As above: the reader of the file, which writes one if there is none.
+    # The reader of the file, which writes one if there is none. Without it: `flwr run` says that there is no such
+    # connection, but not which there are.
     from flwr.cli.flower_config import read_flower_config
 
-    # As above: where it is.
-    from flwr.supercore.utils import get_flwr_home
-
-    if not name or not (get_flwr_home() / known.FLOWER_CONFIG_FILE).is_file():
+    if not name or not _config_file().is_file():
         return
     try:
         content, file = read_flower_config()

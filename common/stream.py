@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from types import FrameType
 
 # What `flwr run` prints before the log, with the number of the run.
@@ -84,15 +85,12 @@ def _status(run_id: str, place: list[str]) -> str:
     command = ["flwr", "list", "--run-id", run_id, "--format", "json", *place]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     said, more = done.stderr or done.stdout, ""
-    try:
+    with suppress(ValueError, LookupError, TypeError):  # else it is said as it is
         answer = json.loads(done.stdout)
-        if "error-message" in answer:
-            said = str(answer["error-message"])
-            more = '; start the SuperLink again and run with resume="latest" if the run did not finish'
-        else:
+        if "error-message" not in answer:
             return str(answer["runs"][0]["status"])
-    except (ValueError, LookupError, TypeError):
-        pass  # said as it is
+        said = str(answer["error-message"])
+        more = '; start the SuperLink again and run with resume="latest" if the run did not finish'
     lines = said.strip().splitlines()
     return (lines[-1] if lines else f"flwr list ended with {done.returncode}").rstrip(".") + more
 

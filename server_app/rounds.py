@@ -64,7 +64,7 @@ def run_rounds(
     for line in history:
         trackers.round(line)
     begun = time.perf_counter() - checkpoint.seconds
-    known = data_of(federation)
+    known = described(federation)
     strategy.watcher = status
     strategy.summary()
 
@@ -79,8 +79,8 @@ def run_rounds(
         status.round(server_round)
         status.phase("waiting for clients")
         _await_clients(federation)
-        if data_of(federation) != known:
-            known = data_of(federation)
+        if described(federation) != known:
+            known = described(federation)
             joined()
         if _spent(strategy):
             _tell_spent(strategy, server_round - 1)
@@ -156,7 +156,7 @@ def restore(strategy: FloretStrategy, checkpoint: Checkpoint) -> None:
     strategy.session.resumed = (*checkpoint.resumed, checkpoint.round)
 
 
-def data_of(federation: Federation) -> dict[str, tuple[int | bool | str, ...]]:
+def described(federation: Federation) -> dict[str, tuple[int | bool | str, ...]]:
     """Return what ``config.json`` has of the clients by name, as they say it: their data, how they tell accuracies."""
     said = ("train", *SPLITS, "own", "accuracies")
     return {client.name: tuple(getattr(client, one) for one in said) for client in federation.roster}

@@ -17,7 +17,7 @@ from results.history import ClientRound, History, Note, Refusal, Round, Scores, 
 from results.report import client_table, table, write_report
 from results.run import read_run
 from server_app.federation import Federation
-from server_app.rounds import data_of
+from server_app.rounds import described
 from strategies.core import Client
 from tests.fuzz_replies import Answers, _joining
 from tests.harness import federate, timeless
@@ -198,9 +198,9 @@ def test_a_client_that_comes_back_with_another_policy_is_told() -> None:
     federation = Federation(Answers({}), _joining())
     client = Client("a", 1, 10, 1, 2)
     federation.roster.add(client)
-    before = data_of(federation)
+    before = described(federation)
     federation.roster.add(replace(client, accuracies="rounded"))
-    assert data_of(federation) != before
+    assert described(federation) != before
 
 
 @pytest.mark.parametrize(

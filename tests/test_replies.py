@@ -8,7 +8,9 @@ from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
+import grpc
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
@@ -364,6 +366,21 @@ def test_an_answer_that_is_still_being_sent_is_not_waited_for() -> None:
     # What was there before was not pulled once more.
     assert sum((grid.pulled - before).values()) <= 2
     assert not answers.begun("asked")
+
+
+@pytest.mark.parametrize("call", ["PullMessages", "PullObject", "ConfirmMessageReceived"])
+def test_a_superlink_with_too_much_to_do_is_asked_again(call: str) -> None:
+    class BusyError(grpc.RpcError):
+        def code(self) -> grpc.StatusCode:
+            return grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    grid = _sending()
+    grid.there = dict(grid.parts)
+    answers, works = Pulled(grid), getattr(grid.stub, call)
+    setattr(grid.stub, call, Mock(side_effect=BusyError))
+    assert answers.pull("asked") is None
+    setattr(grid.stub, call, works)
+    assert answers.pull("asked") is not None
 
 
 def test_an_answer_whose_parts_are_gone_is_refused() -> None:

@@ -380,8 +380,8 @@ def dropping(pull: Callable[..., int | None]) -> Callable[..., int | None]:
         for task in state.get_tasks(**of_run, statuses=[Status.PENDING]):
             state.finish_task(task.task_id, sub_status=SubStatus.FAILED, details="The message was not received.")
         claimed = asked and not missing and state.get_tasks(**of_run, statuses=[Status.STARTING, Status.RUNNING])
-        replies = (entry.message.metadata.reply_to_message_id for entry in state.msg_store.values())
-        if claimed or metadata.message_id in list(replies):
+        answered = {entry.message.metadata.reply_to_message_id for entry in state.msg_store.values()}
+        if claimed or metadata.message_id in answered:
             # It came as a whole: its reply will come, or is there, and must not be taken for that to the next message.
             return int(metadata.run_id)
         state.delete_messages(message_ids=[metadata.message_id])
@@ -393,7 +393,7 @@ def dropping(pull: Callable[..., int | None]) -> Callable[..., int | None]:
 
 
 class Reason(logging.Handler):
-    """Finds in Flower's log why the SuperLink did not accept this node.
+    """Finds out why the SuperNode ends: from Flower's log, the errors of its calls and those of its threads.
 
     Attributes:
         code: one of the exit codes above, or None.
