@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -348,13 +348,32 @@ def _noted(request: Request, content: RecordDict) -> RecordDict:
     if in_simulation():
         return content
     assert request.message is not None
+    _without_paths(content, request)
     config = request.context.run_config
     about = {"client": request.name, "federation": config.get("federation"), "method": config.get("method")}
     try:
         Audit(request.state_dir, request.name).write(request.message, content, about)
     except FloretError as error:
         log.error("Client %s: %s", request.name, error)
-        return _refusal(str(error))
+        return _without_paths(_refusal(str(error)), request)
+    return content
+
+
+def _without_paths(content: RecordDict, request: Request) -> RecordDict:
+    """Name what a node's command line names by its option where a text for the server would say where it is."""
+    node = request.context.node_config
+    named = {option: Path(str(node[option])).expanduser() for option in ("data-dir", "policy") if option in node}
+    paths = {str(path): option for option, path in {**named, "state-dir": request.state_dir}.items()}
+    for record, key in (("error", "reason"), ("notes", "lines")):
+        if record in content:
+            texts = content[record]
+            assert isinstance(texts, ConfigRecord)
+            said = texts[key]
+            lines = [said] if isinstance(said, str) else [str(line) for line in cast(list[str], said)]
+            for path in sorted(paths, key=len, reverse=True):
+                if path.startswith("/"):  # a relative one says nothing of where it is
+                    lines = [line.replace(path, f"<{paths[path]}>") for line in lines]
+            texts[key] = lines[0] if isinstance(said, str) else lines
     return content
 
 

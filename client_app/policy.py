@@ -100,6 +100,7 @@ class Policy:
     max_samples: int = _number(0, 0)
     validation_fraction: float = _number(0.1, 0, 0.5)
     max_local_epochs: int = _number(1000, 1)
+    max_batch_size: int = _number(4096, 1)
     max_rounds_a_day: int = _number(5000, 1)
     max_model_mb: int = _number(1000, 1)
     max_received_mb: int = _number(4000, 1)
@@ -265,11 +266,15 @@ class Policy:
             raise _refused("max-received-mb", self.max_received_mb, f"the message has tensors of {size / 1e6:.1f} MB")
 
     def check_data(self, config: RunConfig, data: ClientData) -> None:
-        """Check that so many samples and steps stand behind what leaves that they may.
+        """Check that so many samples and steps stand behind what leaves that they may, and not too many make a batch.
 
         Raises:
-            PolicyError: they are too few.
+            PolicyError: they are too few, or too many.
         """
+        # Of a protected run a refusal must not tell whether there are so many.
+        largest = config.batch_size if config.privacy.on else min(config.batch_size, len(data.train))
+        if largest > self.max_batch_size:
+            raise _refused("max-batch-size", self.max_batch_size, f"batch-size = {config.batch_size}")
         if config.privacy.on and not config.privacy.by_server:
             # What leaves has the noise of ``min-noise`` at least, and a refusal would tell of the number.
             return

@@ -30,6 +30,9 @@ _FEDERATION = "--federation-config"
 _SHARED = re.compile(r"(?:^|\s+)(?:client-resources-num-gpus|init-args-num-[cg]pus)=\S+")
 # Keys that mean nothing in a simulation.
 _REAL_NODES = ("return-timeout",)
+# Seconds that a run waits for its clients unless its keys say otherwise: what a table has must not depend on how fast the
+# machine was, and a client whose answer came too late is left out of its round.
+_PATIENT = 21_600.0
 # On disk a run is a cell of its table: folders of runs that are done keep their names.
 _FOLDER, _ABOUT, _STARTS = "cells", "cell.json", "starts.json"
 _LOG = "log.txt"
@@ -243,7 +246,7 @@ class Runs:
     ) -> None:
         earlier = _starts(folder) if "resume" in more else []
         _write(folder / _STARTS, [*earlier, self._conditions(spec, code)])
-        keys = {**spec.keys, "output-dir": str(folder), **more}
+        keys = {"round-timeout": _PATIENT, **spec.keys, "output-dir": str(folder), **more}
         values = merged(self.defaults, keys)
         self.engine.run(keys, values, spec.federation, folder / _LOG, lambda: watch(_rounds(folder)))
 

@@ -3772,6 +3772,96 @@ DEFECTS: list[Defect] = [
             "tests/test_replies.py",
         ),
     ),
+    *_of(
+        "replies",
+        "strategies/core/base.py",
+        (
+            "what is handed on is not looked at tensor by tensor",
+            "            if self.relays:\n                self.norms.check_tensors(reply.payload.tensors, self._floors)\n",
+            "",
+            "tests/test_aggregation.py::test_an_upload_with_all_of_its_size_in_one_small_tensor_stops_nobody_who_would_be_sent_it",
+        ),
+    ),
+    *_of(
+        "replies",
+        "strategies/core/update_norms.py",
+        (
+            "sizes of updates say what is usual of weights",
+            "usual = weights.get(group, self.usual(group))",
+            "usual = self.usual(group)",
+            "tests/test_aggregation.py::test_a_tensor_that_is_absurd_in_a_group_of_a_usual_size",
+        ),
+    ),
+    *_of(
+        "delivery",
+        "strategies/core/roster.py",
+        (
+            "a key takes one name after another",
+            "if own and own != client.name and not (known and known.key):",
+            "if False:",
+            "tests/test_names.py::test_a_key_owns_one_name_of_a_run",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/app.py",
+        (
+            "a text for the server says where a folder is",
+            "    _without_paths(content, request)\n",
+            "",
+            "tests/test_policy.py::test_no_text_for_the_server_says_where_the_nodes_folders_are",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/policy.py",
+        (
+            "batch-size is bounded though there are fewer samples",
+            "largest = config.batch_size if config.privacy.on else min(config.batch_size, len(data.train))",
+            "largest = config.batch_size",
+            "tests/test_policy.py::test_a_batch_of_all_samples_is_one_whatever_the_key_says",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/policy.py",
+        (
+            "a refusal of a protected run tells how many samples there are",
+            "largest = config.batch_size if config.privacy.on else min(config.batch_size, len(data.train))",
+            "largest = min(config.batch_size, len(data.train))",
+            "tests/test_policy.py::test_what_a_policy_refuses_is_one_line",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/fedproto.py",
+        (
+            "FedProto: a value for each sample, class and feature at once",
+            "self.prototypes.split(max(1, VALUES // self.prototypes.shape[1]))",
+            "[self.prototypes]",
+            "tests/test_formulas.py::test_the_nearest_of_ten_thousand_prototypes_takes_no_value_for_each_sample_class_and_feature",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/runs.py",
+        (
+            "a client that is slow is left out of its round in a table",
+            'keys = {"round-timeout": _PATIENT, **spec.keys,',
+            "keys = {**spec.keys,",
+            "tests/test_experiments.py::test_a_slow_machine_changes_no_number",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/runs.py",
+        (
+            "a table has its own round-timeout, whatever the command says",
+            'keys = {"round-timeout": _PATIENT, **spec.keys, "output-dir": str(folder), **more}',
+            'keys = {**spec.keys, "output-dir": str(folder), **more, "round-timeout": _PATIENT}',
+            "tests/test_experiments.py::test_a_slow_machine_changes_no_number",
+        ),
+    ),
 ]
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,16 @@ def test_prototypes_are_clipped(tmp_path: Path) -> None:
     assert sizes["clipped-mean", large] < 1.1 * sizes["clipped-mean", None]
 
 
+def small_images(folder: Path, clients: int) -> dict[str, Any]:
+    """Write eight images of two classes for each client, and return the keys of a run on them."""
+    for part in ("train", "test"):
+        (folder / part).mkdir(parents=True)
+        for client in range(clients):
+            x = np.random.default_rng(client).random((8, 1, 16, 16), dtype=np.float32)
+            np.savez(folder / part / f"{client}.npz", x=x, y=np.arange(8) % 2)
+    return {"dataset": "npz-clients", "data_dir": str(folder), "validation_fraction": 0.0}
+
+
 def test_a_variance_below_zero_is_refused_on_both_sides(tmp_path: Path) -> None:
     """It is finite and of a usual size, and makes all that a client predicts NaN."""
 
@@ -111,13 +122,8 @@ def test_a_variance_below_zero_is_refused_on_both_sides(tmp_path: Path) -> None:
             reply.content["arrays"] = to_record(sent)
         return reply
 
-    for part in ("train", "test"):
-        (tmp_path / "data" / part).mkdir(parents=True)
-        for client in range(2):
-            x = np.random.default_rng(client).random((8, 1, 16, 16), dtype=np.float32)
-            np.savez(tmp_path / "data" / part / f"{client}.npz", x=x, y=np.arange(8) % 2)
-    keys: dict[str, Any] = {"dataset": "npz-clients", "data_dir": str(tmp_path / "data"), "validation_fraction": 0.0}
-    keys |= {"method": "fedper", "model": "cnn5-bn", "rounds": 1, "local_epochs": 1}
+    keys = {"method": "fedper", "model": "cnn5-bn", "rounds": 1, "local_epochs": 1}
+    keys |= small_images(tmp_path / "data", 2)
     outcome = federate(tmp_path / "runs", 2, tamper=tamper, **keys)
     (refused,) = outcome.history[0]["refused"]
     line = "tensor extractor.bn1.running_var has values below zero; no variance has"
@@ -162,6 +168,42 @@ def test_what_is_usual_and_what_is_absurd() -> None:
     again = UpdateNorms()
     again.load_state_dict(norms.state_dict())
     assert again.usual("w") == 5.0
+
+
+def test_a_tensor_that_is_absurd_in_a_group_of_a_usual_size() -> None:
+    norms = UpdateNorms()
+    norms.note({"extractor": 0.05})
+    fine = {"extractor.bias": np.full(4, 24.9, np.float32), "head.bias": np.full(4, 1e9, np.float32)}
+    norms.check_tensors(fine, {})  # of the head nothing is known
+    with pytest.raises(FloretError, match=r"its extractor\.bias has a root mean square of 25\.1, 502 times what is"):
+        norms.check_tensors({"extractor.bias": np.full(4, 25.1, np.float32)}, {})
+    # Where there is a global model, updates are measured, and its own weights say what is usual of weights.
+    norms.check_tensors({"extractor.bias": np.full(4, 99.0, np.float32)}, {"extractor": 0.2})
+    with pytest.raises(FloretError, match="502 times what is usual for extractor"):
+        norms.check_tensors({"extractor.bias": np.full(4, 0.502, np.float32)}, {"extractor": 1e-9})
+
+
+@pytest.mark.parametrize("method", ["apple", "dfedavgm", "ua-pdfl"])
+def test_an_upload_with_all_of_its_size_in_one_small_tensor_stops_nobody_who_would_be_sent_it(
+    tmp_path: Path, method: str
+) -> None:
+    def all_in_one(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
+            sent = from_record(reply.content.array_records["arrays"])
+            extractor = np.concatenate([a.ravel() for name, a in sent.items() if name.startswith("extractor.")])
+            # Fifteen times the usual size as a whole, if the clients' weights were the usual ones.
+            size = 15 * math.sqrt(float(np.square(extractor).sum()) / sent["extractor.conv1.bias"].size)
+            worst = np.full_like(sent["extractor.conv1.bias"], size)
+            reply.content["arrays"] = to_record(sent | {"extractor.conv1.bias": worst})
+        return reply
+
+    keys: dict[str, Any] = {"model": "cnn2", "rounds": 2, "local_epochs": 1} | small_images(tmp_path / "data", 4)
+    outcome = federate(tmp_path / "runs", 4, tamper=all_in_one, method=method, **keys)
+    for line in outcome.history:
+        (refusal,) = line["refused"]
+        assert refusal["client"] == "0"
+        assert "extractor" in refusal["reason"]
+        assert all(line["clients"][name]["trained"] for name in "123")
 
 
 def test_a_client_that_still_learns_is_not_absurd_beside_others_that_have_learned() -> None:

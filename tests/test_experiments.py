@@ -619,6 +619,19 @@ def test_a_run_that_cannot_be_gone_on_with_leaves_the_others(tmp_path: Path) -> 
     assert str(again.exception) == "1 of 3 runs failed; see above"
 
 
+def test_a_slow_machine_changes_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a client whose answer took more than ``round-timeout`` would be left out of its round."""
+    made: list[dict[str, Any]] = []
+    engine = LocalEngine(ROOT)
+    monkeypatch.setattr(engine, "run", lambda keys, values, *_: made.append(values))
+    runs = Runs(ROOT, tmp_path, lambda *_: None, engine)
+    for said, waits in (({}, 21_600.0), ({"round-timeout": 5.0}, 5.0)):
+        runs.run(RunSpec({"method": "fedper", **said}, ""), lambda _: None)
+        assert made.pop()["round-timeout"] == waits
+    # It is the same run as one that was made before, which is not made again.
+    assert runs.config(RunSpec({"method": "fedper"}, ""))["round-timeout"] == runs.defaults["round-timeout"]
+
+
 def test_a_damaged_run_of_a_table_leaves_the_others(tmp_path: Path) -> None:
     experiment, runs = read(tmp_path, own="fedper"), Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
     planned = experiment.planned_runs([0], 1, Data("", {}, False), "", {})

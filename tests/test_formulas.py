@@ -1,7 +1,7 @@
 """Formulas against numbers worked out by hand."""
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client_app.batches import epoch, normalise
+from client_app.methods.fedproto import VALUES, NearestPrototype
 from client_app.methods.fedprox import proximal_term
 from client_app.methods.pfakd import attention_loss, attention_map, distillation_loss
 from client_app.prototypes import alignment_loss, class_means, stack
@@ -20,6 +21,7 @@ from common.seeds import derive_seed, numpy_generator, torch_generator
 from common.tensors import TensorSpec
 from common.wire import from_record, pack, payload_bytes, to_record
 from data import Split
+from models import SplitModel
 from results.history import Spread
 from strategies.core import Client, Roster, WeightedMean
 from strategies.core.post_office import PostOffice
@@ -63,6 +65,30 @@ def test_alignment_leaves_out_unknown_classes() -> None:
     labels = torch.tensor([0, 1])
     assert alignment_loss(features, labels, prototypes, known, "mean").item() == pytest.approx(1.25)
     assert alignment_loss(features, labels, prototypes, known, "sum").item() == pytest.approx(2.5)
+
+
+def test_the_nearest_of_ten_thousand_prototypes_takes_no_value_for_each_sample_class_and_feature(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Features(torch.nn.Module):
+        def features(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    norm, sizes = torch.linalg.vector_norm, []
+
+    def measured(differences: torch.Tensor, dim: int) -> torch.Tensor:
+        sizes.append(differences.numel())
+        return norm(differences, dim=dim)
+
+    x, prototypes = torch.randn(4, 300), torch.randn(10_000, 300)
+    known = torch.ones(10_000, dtype=torch.bool)
+    known[7] = False
+    whole = -norm(x.unsqueeze(1) - prototypes, dim=2)
+    monkeypatch.setattr(torch.linalg, "vector_norm", measured)
+    scores = NearestPrototype(cast(SplitModel, Features()), prototypes, known)(x)
+    assert max(sizes) <= len(x) * VALUES < whole.numel() * 300
+    assert torch.equal(scores[:, known], whole[:, known])
+    assert torch.all(scores[:, 7] == -torch.inf)
 
 
 def test_prototypes_are_class_means() -> None:

@@ -324,25 +324,53 @@ def _rewrite(path: Path) -> None:
 # One node, two names
 
 
-def test_a_node_that_comes_back_under_another_name_is_that_client_and_the_first_is_away() -> None:
+def test_a_node_without_a_key_that_comes_back_under_another_name_is_that_client_and_the_first_is_away() -> None:
+    nodes = Nodes()
+    nodes.put(1, "north", "a" * 32)
+    nodes.refresh()
+    nodes.there = {}
+    nodes.refresh()
+    nodes.put(1, "south", "a" * 32)
+    assert nodes.refresh() == []
+    assert nodes.names == {"south": 1}
+    assert [client.name for client in nodes.federation.roster] == ["north", "south"]
+    # The name still has its owner, and nobody else gets it.
+    nodes.put(2, "north", "b" * 32)
+    assert nodes.refresh()[0].startswith("client-name north is taken")
+    nodes.there = {}
+    nodes.refresh()
+    nodes.put(1, "north", "a" * 32)
+    nodes.refresh()
+    assert nodes.names == {"north": 1}
+    assert len(nodes.federation.roster) == 2
+
+
+@pytest.mark.parametrize("node", [1, 2])
+def test_a_key_owns_one_name_of_a_run(node: int) -> None:
+    """Else one node could publish under any number of them, one after another."""
     nodes = Nodes()
     nodes.put(1, "north", signer="n")
     nodes.refresh()
     nodes.there = {}
     nodes.refresh()
-    nodes.put(1, "south", signer="n")
-    assert nodes.refresh() == []
-    assert nodes.names == {"south": 1}
-    assert [client.name for client in nodes.federation.roster] == ["north", "south"]
-    # The name still has its owner, and nobody else gets it.
-    nodes.put(2, "north", signer="thief")
-    assert nodes.refresh()[0].startswith("client-name north belongs to")
+    nodes.put(node, "south", "b" * 32, signer="n")
+    line = (
+        f"client-name south: the node key {fingerprint('n')} has the name north in this run: give node {node} that "
+        "--client-name; to give the device another name, resume the run with new-owners='north'"
+    )
+    assert nodes.refresh() == [line]
+    assert nodes.resumed().refresh() == [line]
+    assert "south" not in nodes.federation.roster
+    free = nodes.resumed(new_owners="north")
+    assert free.refresh() == []
+    assert free.names == {"south": node}
+    # A state directory without a key gets none that has a name.
     nodes.there = {}
-    nodes.refresh()
-    nodes.put(1, "north", signer="n")
-    nodes.refresh()
-    assert nodes.names == {"north": 1}
-    assert len(nodes.federation.roster) == 2
+    nodes.put(3, "west", "c" * 32)
+    assert nodes.refresh() == []
+    nodes.put(3, "west", "c" * 32, signer="n")
+    nodes.federation.roster.doubt("west")
+    assert nodes.refresh()[0].startswith(f"client-name west: the node key {fingerprint('n')} has the name north")
 
 
 def test_who_goes_away_is_told_once_each_time(caplog: pytest.LogCaptureFixture) -> None:
@@ -387,13 +415,13 @@ def test_a_node_that_comes_back_under_the_name_of_another_is_neither() -> None:
 def test_a_message_to_a_node_that_is_another_client_now_is_not_sent_to_it_again() -> None:
     """It waits for its client until ``return-timeout``, and goes where that is."""
     nodes = Nodes(return_timeout=0.3)
-    nodes.put(1, "north", signer="n")
+    nodes.put(1, "north", "a" * 32)
     nodes.refresh()
     delivery = Delivery(nodes, nodes.federation, patience=0.0)
     (sent,) = delivery.push_messages([Message(RecordDict(), 1, "train", ttl=TTL)])
     nodes.there = {}
     nodes.refresh()
-    nodes.put(1, "south", signer="n")
+    nodes.put(1, "south", "a" * 32)
     nodes.refresh()
     assert list(delivery.pull_messages([sent])) == []
     delivery._looked = 0.0

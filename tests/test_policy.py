@@ -309,6 +309,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("", {"method": "pfedme", "pfedme__inner_steps": 201}, "and local-epochs times pfedme.inner-steps = 1005"),
     ("max-local-epochs: 24", {"method": "pfedme"}, "= 24, and local-epochs times pfedme.inner-steps = 25"),
     ("leaves: all", {"method": "fedpa", "fedpa__generator_steps": 10**9}, "and fedpa.generator-steps = 1000000000"),
+    ("max-batch-size: 20", {"batch_size": 21}, "max-batch-size = 20, and batch-size = 21"),
+    (
+        "max-batch-size: 60",
+        {"privacy__unit": "client", "privacy__noise": 1.0, "num_classes": CLASSES, "batch_size": 61},
+        "max-batch-size = 60, and batch-size = 61",
+    ),
     ("", {"image_size": 30_000}, "max-image-size = 1024, and image-size = 30000"),
     ("max-classes: 9", {}, "max-classes = 9, and num-classes = 10"),
 ]
@@ -419,6 +425,30 @@ def test_no_error_tells_a_label_or_a_path(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("client_app.client.FloretClient.begin", fails)
     assert site.refusal(kind, arrays=sent) == hidden
+
+
+def test_no_text_for_the_server_says_where_the_nodes_folders_are(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    for _ in range(2):
+        site.ask("train", shared(initial()))
+    newest = max((tmp_path / "state" / "default").rglob("*.safetensors"))
+    newest.write_bytes(b"damaged")
+    reply = site.ask("train", shared(initial()))
+    notes = reply["notes"]
+    assert isinstance(notes, ConfigRecord)
+    assert str(notes["lines"]).startswith("['<state-dir>/default/fedper/site/00000002.safetensors is damaged")
+    (tmp_path / "policy.yaml").write_text("leaves: nonsense")
+    site.node["policy"] = str(tmp_path / "policy.yaml")
+    assert site.refusal().startswith("policy <policy>: leaves = ")
+    del site.node["policy"]
+    (tmp_path / "state" / ".audit").rename(tmp_path / "audit")
+    (tmp_path / "state" / ".audit").write_text("in the way")
+    assert str(tmp_path) not in site.refusal()
+
+
+def test_a_batch_of_all_samples_is_one_whatever_the_key_says(tmp_path: Path) -> None:
+    site = Site(tmp_path, "max-batch-size: 54\nmin-steps: 1")
+    assert "arrays" in site.ask("train", shared(initial()), batch_size=10**6)
 
 
 def test_what_peers_sent_is_bounded_before_it_is_unpacked(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from client_app.prototypes import alignment_loss
 from models import SplitModel
 from strategies.fedproto import FedProtoParameters
 
+# Values of prototypes that a sample's features are compared with at a time.
+VALUES = 2**18
 # The classes of the training split, (classes,) bool, in the client's memory.
 CLASSES = "classes"
 
@@ -78,5 +80,8 @@ class NearestPrototype(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return scores, (batch, classes), of normalised inputs."""
         # Not torch.cdist: it computes in another way, and less exactly, from 26 rows on, and it cannot be exported.
-        distances: Tensor = torch.linalg.vector_norm(self.model.features(x).unsqueeze(1) - self.prototypes, dim=2)
+        # By groups of classes: a value for each sample, class and feature is too many with 10,000 classes.
+        features = self.model.features(x).unsqueeze(1)
+        groups = self.prototypes.split(max(1, VALUES // self.prototypes.shape[1]))
+        distances = torch.cat([torch.linalg.vector_norm(features - group, dim=2) for group in groups], dim=1)
         return distances.neg().masked_fill(~self.known, -torch.inf)

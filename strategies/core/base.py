@@ -595,6 +595,8 @@ class FloretStrategy(Method, Strategy):
             self.protection.hear(reply.client.name, reply.metrics)
         if self._judges:
             self.norms.check(reply.sizes, self._floors)
+            if self.relays:
+                self.norms.check_tensors(reply.payload.tensors, self._floors)
         client, payload, tensors = reply.client, reply.payload, reply.payload.tensors
         if self.config.aggregation == "clipped-mean":
             usual = {group: value for group in reply.sizes if (value := self.norms.usual(group)) is not None}

@@ -43,7 +43,8 @@ class Roster:
     A name belongs to the node key that first used it, or, if that node had none, to the ``identity`` of its state
     directory; it does so while its owner is away, and in a run that goes on from a checkpoint. A node without a key
     that was started again has another id and the same identity; it may get a key. A node with a key that lost its state
-    directory has another identity and the same key.
+    directory has another identity and the same key. A key owns one name: what a client published stays with its name, and
+    nobody is to fill a run with names.
 
     Args:
         trusted: the numbers of samples are known to be true, as in a simulation.
@@ -54,6 +55,7 @@ class Roster:
         self._most = 0  # cached until clients or connections change
         self._clients: dict[str, Client] = {}
         self._names: dict[int, str] = {}
+        self._of_keys: dict[str, str] = {}  # the name that a key owns
         self._online: set[int] | None = None  # None: before the first ``see``
         self._unsure: set[int] = set()
         self._ordered: list[Client] = []  # cached, because sorting is slow; emptied by ``_put``
@@ -107,11 +109,18 @@ class Roster:
         A node that went by another name before is that client no longer, which is then away.
 
         Raises:
-            FloretError: the name belongs to another node.
+            FloretError: the name belongs to another node, or the node's key has another name.
         """
         known = self._clients.get(client.name)
         if known:
             _check_owner(known, client)
+        own = self._of_keys.get(client.key)
+        if own and own != client.name and not (known and known.key):
+            raise FloretError(
+                f"client-name {client.name}: the node key {client.key} has the name {own} in this run: give node "
+                f"{client.node_id} that --client-name; to give the device another name, resume the run with "
+                f"new-owners={own!r}"
+            )
         if self._names.get(client.node_id, client.name) != client.name:
             self.part(client.node_id)
         self._put(client)
@@ -156,6 +165,8 @@ class Roster:
     def _put(self, client: Client) -> None:
         if client.name not in self._clients:
             self._keys[client.name] = natural_key(client.name)
+        if client.key:
+            self._of_keys.setdefault(client.key, client.name)
         self._clients[client.name] = client
         self._ordered, self._most = [], 0
 

@@ -8,12 +8,16 @@ from statistics import median
 import numpy as np
 
 from common.errors import FloretError
-from common.norms import group_of
+from common.norms import group_of, root_mean_squares
 from common.tensors import NamedArrays
 
 # So many times the usual size is absurd. An honest client whose data are a hundred times the others' makes updates ten
 # times as large at most when its steps all go the same way, since sizes count by the square root of the steps.
 ABSURD = 20.0
+# In what is handed on to other clients no tensor may be so many times the usual size of its group: they refuse a message
+# with one of a thousand times their own. Honest running variances are up to 300 times.
+_ABSURD_TENSOR = 500.0
+_LEAST_OF_TENSORS = 1e-3
 # What is usual counts as no less than this part of the global tensors' size. While clients learn, updates of an
 # extractor are 0.7 to 2 % of it; when most know their data by heart they are 0.1 %, and who still learns seems absurd.
 _LEAST_USUAL = 5e-3
@@ -68,6 +72,26 @@ class UpdateNorms:
                 raise FloretError(
                     f"its update of {group} is {size / usual:.3g} times as large as usual; from {ABSURD:g} times on it "
                     "is refused"
+                )
+
+    def check_tensors(self, arrays: NamedArrays, weights: Mapping[str, float]) -> None:
+        """Refuse an upload of a usual size by group that has most of it in one small tensor.
+
+        Args:
+            arrays: what would be handed on to other clients.
+            weights: root mean squares of the global tensors by group; where there are none, usual sizes are of weights.
+
+        Raises:
+            FloretError: names the first that is too large, and says how large it is.
+        """
+        for name, array in arrays.items():
+            group = group_of(name)
+            usual = weights.get(group, self.usual(group))
+            size = root_mean_squares({name: array}, {}).get(group, 0.0)
+            if usual is not None and not size <= _ABSURD_TENSOR * max(usual, _LEAST_OF_TENSORS):
+                raise FloretError(
+                    f"its {name} has a root mean square of {size:.3g}, {size / max(usual, _LEAST_OF_TENSORS):.3g} times "
+                    f"what is usual for {group}; from {_ABSURD_TENSOR:g} times on it is refused"
                 )
 
     def note(self, sizes: Mapping[str, float]) -> None:
