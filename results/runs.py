@@ -30,8 +30,8 @@ _FEDERATION = "--federation-config"
 _SHARED = re.compile(r"(?:^|\s+)(?:client-resources-num-gpus|init-args-num-[cg]pus)=\S+")
 # Keys that mean nothing in a simulation.
 _REAL_NODES = ("return-timeout",)
-# Seconds that a run waits for its clients unless its keys say otherwise: what a table has must not depend on how fast the
-# machine was, and a client whose answer came too late is left out of its round.
+# Seconds that a run waits for its clients unless its keys say otherwise: a client whose answer comes too late is left
+# out of its round, and what a table has must not depend on how fast the machine was.
 _PATIENT = 21_600.0
 # On disk a run is a cell of its table: folders of runs that are done keep their names.
 _FOLDER, _ABOUT, _STARTS = "cells", "cell.json", "starts.json"

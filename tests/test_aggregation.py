@@ -184,9 +184,7 @@ def test_a_tensor_that_is_absurd_in_a_group_of_a_usual_size() -> None:
 
 
 @pytest.mark.parametrize("method", ["apple", "dfedavgm", "ua-pdfl"])
-def test_an_upload_with_all_of_its_size_in_one_small_tensor_stops_nobody_who_would_be_sent_it(
-    tmp_path: Path, method: str
-) -> None:
+def test_an_upload_with_all_of_its_size_in_one_small_tensor_stops_nobody(tmp_path: Path, method: str) -> None:
     def all_in_one(message: Message, reply: Message) -> Message:
         if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
             sent = from_record(reply.content.array_records["arrays"])

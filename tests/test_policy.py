@@ -517,7 +517,7 @@ def test_federations_and_disk(tmp_path: Path) -> None:
     with (tmp_path / "state/c/fedper/site/00000009.safetensors").open("wb") as file:
         file.truncate(2 * 10**9)
     (tmp_path / "policy.yaml").write_text("max-state-gb: 1")
-    assert re.search(r"max-state-gb = 1, and .*state has 2.0 GB; see floret state remove", site.refusal())
+    assert re.search(r"max-state-gb = 1, and <state-dir> has 2\.0 GB; see floret state remove", site.refusal())
 
 
 @pytest.mark.parametrize("name", ["identity", "seed"])
@@ -642,7 +642,7 @@ def test_a_demo_node_reads_only_the_folder_of_its_own_command_line(tmp_path: Pat
     assert not list(secret.iterdir())
     site.node["data-dir"] = str(tmp_path / "data")
     line = site.refusal("query.describe", dataset="npz", data_dir=str(secret))
-    assert str(tmp_path / "data") in line
+    assert line.startswith("data-dir = <data-dir> has 2 other npz files")
     assert "secret" not in line
 
 
@@ -760,7 +760,7 @@ def test_a_key_that_a_file_lacks_is_as_without_the_file(tmp_path: Path) -> None:
 def test_a_policy_that_is_gone_permits_nothing(tmp_path: Path) -> None:
     site = Site(tmp_path, "min-samples: 1")
     (tmp_path / "policy.yaml").unlink()
-    assert "policy.yaml: cannot be read (No such file or directory)" in site.refusal()
+    assert site.refusal() == "policy <policy>: cannot be read (No such file or directory)"
 
 
 def test_the_docs_have_every_key_with_its_defaults() -> None:
@@ -775,7 +775,7 @@ def test_the_docs_have_every_key_with_its_defaults() -> None:
     assert rows == said(Policy())
     assert public == said(Policy.public())
     lowest = re.findall(r"^\| `([a-z-]+)` \|[^|]*\|[^|]*\| ≥ (\d) \|", text, re.MULTILINE)
-    assert len(lowest) == 15
+    assert len(lowest) == 16
     for key, low in lowest:
         read_keys(Policy, Policy().values() | {key: int(low)})
         with pytest.raises(ConfigError, match=f"{key} = .*must be at least {low}"):

@@ -82,6 +82,6 @@ class NearestPrototype(nn.Module):
         # Not torch.cdist: it computes in another way, and less exactly, from 26 rows on, and it cannot be exported.
         # By groups of classes: a value for each sample, class and feature is too many with 10,000 classes.
         features = self.model.features(x).unsqueeze(1)
-        groups = self.prototypes.split(max(1, VALUES // self.prototypes.shape[1]))
+        groups = torch.split(self.prototypes, max(1, VALUES // self.prototypes.shape[1]))
         distances = torch.cat([torch.linalg.vector_norm(features - group, dim=2) for group in groups], dim=1)
         return distances.neg().masked_fill(~self.known, -torch.inf)

@@ -43,8 +43,8 @@ class Roster:
     A name belongs to the node key that first used it, or, if that node had none, to the ``identity`` of its state
     directory; it does so while its owner is away, and in a run that goes on from a checkpoint. A node without a key
     that was started again has another id and the same identity; it may get a key. A node with a key that lost its state
-    directory has another identity and the same key. A key owns one name: what a client published stays with its name, and
-    nobody is to fill a run with names.
+    directory has another identity and the same key. A key owns one name: what a client published stays with its name,
+    and nobody is to fill a run with names.
 
     Args:
         trusted: the numbers of samples are known to be true, as in a simulation.

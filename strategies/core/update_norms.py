@@ -14,8 +14,8 @@ from common.tensors import NamedArrays
 # So many times the usual size is absurd. An honest client whose data are a hundred times the others' makes updates ten
 # times as large at most when its steps all go the same way, since sizes count by the square root of the steps.
 ABSURD = 20.0
-# In what is handed on to other clients no tensor may be so many times the usual size of its group: they refuse a message
-# with one of a thousand times their own. Honest running variances are up to 300 times.
+# In what is handed on to other clients no tensor may be so many times the usual size of its group: they refuse a
+# message with one of a thousand times their own. Honest running variances are up to 300 times.
 _ABSURD_TENSOR = 500.0
 _LEAST_OF_TENSORS = 1e-3
 # What is usual counts as no less than this part of the global tensors' size. While clients learn, updates of an
@@ -86,12 +86,15 @@ class UpdateNorms:
         """
         for name, array in arrays.items():
             group = group_of(name)
-            usual = weights.get(group, self.usual(group))
+            known = weights.get(group, self.usual(group))
+            if known is None:
+                continue
+            usual = max(known, _LEAST_OF_TENSORS)
             size = root_mean_squares({name: array}, {}).get(group, 0.0)
-            if usual is not None and not size <= _ABSURD_TENSOR * max(usual, _LEAST_OF_TENSORS):
+            if not size <= _ABSURD_TENSOR * usual:
                 raise FloretError(
-                    f"its {name} has a root mean square of {size:.3g}, {size / max(usual, _LEAST_OF_TENSORS):.3g} times "
-                    f"what is usual for {group}; from {_ABSURD_TENSOR:g} times on it is refused"
+                    f"its {name} has a root mean square of {size:.3g}, {size / usual:.3g} times what is usual for "
+                    f"{group}; from {_ABSURD_TENSOR:g} times on it is refused"
                 )
 
     def note(self, sizes: Mapping[str, float]) -> None:
