@@ -40,7 +40,7 @@ class Sgd:
         buffers = [self._buffers[i] for i in places]
         sgd(
             [self._parameters[i] for i in places],
-            [gradient for parameter in self._parameters if (gradient := parameter.grad) is not None],
+            [_laid_out(self._parameters[i]) for i in places],
             buffers,
             fused=self._fused,
             weight_decay=self._weight_decay,
@@ -52,3 +52,16 @@ class Sgd:
         )
         for i, buffer in zip(places, buffers, strict=True):
             self._buffers[i] = buffer
+
+
+def _laid_out(parameter: nn.Parameter) -> Tensor:
+    """Return the gradient in the memory layout of its parameter.
+
+    The fused kernels pair their values by the place in memory. Backward gives a gradient its parameter's layout, other
+    ways to one, such as ``autograd.grad`` or noise that is added, need not.
+    """
+    gradient = parameter.grad
+    assert gradient is not None
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)

@@ -400,7 +400,7 @@ def test_with_one_example_more_the_sum_moves_by_its_bound_whatever_pfakd_beta_is
     x, y = torch.randn(count + 1, SIDE, generator=torch.Generator().manual_seed(5)).numpy(), np.arange(count + 1)
     sums = []
     for samples in (count, count + 1):
-        site = Site(tmp_path / str(samples), "min-noise: 0")
+        site = Site(tmp_path / str(samples), "min-noise: 0\nmax-batch-size: 100000")
         np.savez(site.folder / "data" / "train.npz", x=x[:samples], y=y[:samples] % CLASSES)
         before = shared(initial())
         # One step with next to no noise: what leaves is the sum of clipped gradients over the counted examples.
@@ -720,6 +720,24 @@ def test_a_step_on_protected_examples_by_hand(tmp_path: Path) -> None:
     sent = arrays_of(site.ask("train", before, lr=1.0, privacy__noise=1e4, privacy__clip=1e-3, **keys))
     noise = np.concatenate([(sent[name] - before[name]).ravel() for name in before])
     assert 10 / (60 + 5 * COUNT.noise) < noise.std() < 10 / max(60 - 5 * COUNT.noise, 0.5)
+
+
+def test_a_step_of_convolutions_on_protected_examples_by_hand(tmp_path: Path) -> None:
+    """Their weights are not laid out in memory as the noise is that is added to their gradients."""
+    site = Site(tmp_path, "min-noise: 0\n")
+    x = np.random.default_rng(1).random((60, 3, 16, 16), dtype=np.float32)
+    for part in ("train", "test"):
+        np.savez(tmp_path / "data" / f"{part}.npz", x=x, y=np.arange(60) % CLASSES)
+    model = build_model("cnn2", (3, 16, 16), CLASSES, 1, torch.Generator().manual_seed(0))
+    before = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
+    keys: dict[str, Any] = {"num_classes": CLASSES, "privacy__unit": "example", "local_epochs": 1, "batch_size": 1000}
+    keys |= {"privacy__epsilon": 0.0, "momentum": 0.0, "weight_decay": 0.0, "method": "fedavg", "model": "cnn2"}
+    sent = arrays_of(site.ask("train", before, lr=0.5, privacy__noise=1e-9, privacy__clip=1e5, **keys))
+    loss = F.cross_entropy(model(torch.from_numpy(x)), torch.arange(60) % CLASSES)
+    for name, gradient in zip(before, torch.autograd.grad(loss, list(model.parameters())), strict=True):
+        moved, along = (before[name] - sent[name]).ravel(), gradient.numpy().ravel()
+        cosine = moved @ along / (np.linalg.norm(moved) * np.linalg.norm(along))
+        assert cosine > 0.999, name
 
 
 def test_examples_are_drawn_each_with_the_same_probability(tmp_path: Path) -> None:

@@ -94,6 +94,23 @@ def test_sgd_is_that_of_pytorch(momentum: float) -> None:
     assert w.grad is None
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_steps_along_a_gradient_of_another_memory_layout(momentum: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(4, 3, 5, 5, generator=generator)
+    for layout in (torch.channels_last, torch.contiguous_format):
+        parameter = nn.Parameter(weight.to(memory_format=layout, copy=True))
+        optimizer = Sgd([parameter], lr=0.5, momentum=momentum, weight_decay=0.0)
+        expected, buffer = weight.clone(), torch.zeros_like(weight)
+        for other in (torch.contiguous_format, torch.channels_last):
+            gradient = torch.randn(4, 3, 5, 5, generator=generator)
+            parameter.grad = gradient.to(memory_format=other)
+            optimizer.step()
+            buffer = momentum * buffer + gradient
+            expected -= 0.5 * buffer
+            torch.testing.assert_close(parameter.detach(), expected, rtol=0, atol=1e-6)
+
+
 def test_devices(config: RunConfig) -> None:
     assert device_of(config.device).type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert device_of("cpu").type == "cpu"
