@@ -3862,6 +3862,66 @@ DEFECTS: list[Defect] = [
             "tests/test_experiments.py::test_a_slow_machine_changes_no_number",
         ),
     ),
+    *_of(
+        "replies",
+        "strategies/core/update_norms.py",
+        (
+            "features of networks that nobody has trained say what is usual",
+            "aside = group in whole and client not in self._met",
+            "aside = False",
+            "tests/test_aggregation.py::test_honest_clients_of_feddfpa_that_are_drawn_seldom_are_not_refused",
+        ),
+    ),
+    *_of(
+        "replies",
+        "strategies/core/update_norms.py",
+        (
+            "a first upload does not count where nothing else is known",
+            "for sizes in (self._now, self._aside):",
+            "for sizes in (self._now,):",
+            "tests/test_aggregation.py::test_features_of_networks_that_nobody_has_trained_do_not_say_what_is_usual",
+        ),
+    ),
+    *_of(
+        "checkpoint",
+        "strategies/core/update_norms.py",
+        (
+            "after a resume every client is new",
+            'self._met = set(arrays[_MET].tobytes().decode().split("\\n")) if _MET in arrays else set()',
+            "self._met = set()",
+            "tests/test_aggregation.py::test_features_of_networks_that_nobody_has_trained_do_not_say_what_is_usual",
+        ),
+    ),
+    *_of(
+        "replies",
+        "strategies/core/update_norms.py",
+        (
+            "replies do not wait for one another where one group is not known",
+            "return bool(self._rounds) and all(self._rounds.values())",
+            "return any(self._rounds.values())",
+            "tests/test_aggregation.py::test_features_of_networks_that_nobody_has_trained_do_not_say_what_is_usual",
+        ),
+    ),
+    *_of(
+        "training",
+        "common/sgd.py",
+        (
+            "a gradient of another memory layout is taken as it lies",
+            "if gradient.stride() == parameter.stride():",
+            "if True:",
+            "tests/test_privacy.py::test_a_step_of_convolutions_on_protected_examples_by_hand",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/fedkd.py",
+        (
+            "FedKD: the divergence in bfloat16",
+            "own.float().log_softmax(1), other.float().log_softmax(1)",
+            "own.log_softmax(1), other.log_softmax(1)",
+            "tests/test_fedkd_fedcac_apple.py::test_the_divergence_of_scores_that_are_close_is_more_than_the_rounding_of_bfloat16",
+        ),
+    ),
 ]
 
 

@@ -122,7 +122,7 @@ def test_a_variance_below_zero_is_refused_on_both_sides(tmp_path: Path) -> None:
             reply.content["arrays"] = to_record(sent)
         return reply
 
-    keys = {"method": "fedper", "model": "cnn5-bn", "rounds": 1, "local_epochs": 1}
+    keys: dict[str, Any] = {"method": "fedper", "model": "cnn5-bn", "rounds": 1, "local_epochs": 1}
     keys |= small_images(tmp_path / "data", 2)
     outcome = federate(tmp_path / "runs", 2, tamper=tamper, **keys)
     (refused,) = outcome.history[0]["refused"]
@@ -142,19 +142,19 @@ def test_a_variance_below_zero_is_refused_on_both_sides(tmp_path: Path) -> None:
 def test_what_is_usual_and_what_is_absurd() -> None:
     norms = UpdateNorms()
     # The first round is judged by itself, and judges no other.
-    norms.note({"w": 0.01})
+    norms.note("a", {"w": 0.01})
     assert norms.usual("w") == 0.01
     norms.end_round()
     assert (norms.known, norms.usual("w")) == (False, None)
     resumed = UpdateNorms()
     resumed.load_state_dict(norms.state_dict())
     for size in (1.0, 2.0, 3.0):
-        resumed.note({"w": size})
+        resumed.note("a", {"w": size})
     resumed.end_round()
     assert (resumed.known, resumed.usual("w")) == (True, 2.0)
     for sizes in ((1.0, 2.0, 3.0), (8.0,), (4.0, 6.0)):
         for size in sizes:
-            norms.note({"w": size})
+            norms.note("a", {"w": size})
         norms.end_round()
     assert norms.usual("w") == 5.0  # the median of 2, 8 and 5
     norms.check({"w": ABSURD * 5.0}, {})
@@ -170,9 +170,67 @@ def test_what_is_usual_and_what_is_absurd() -> None:
     assert again.usual("w") == 5.0
 
 
+def test_features_of_networks_that_nobody_has_trained_do_not_say_what_is_usual() -> None:
+    """FedDFPA's prototypes are taken before training, by an own extractor: at first, in whatever round, by one that has
+    learned nothing. Those of the others are 38 times as large here, and most that are drawn come for the first time.
+    """
+    norms = UpdateNorms()
+
+    met: set[str] = set()
+    for drawn in (["0", "1"], ["2", "3"], ["4", "0", "5"], ["6", "7"], ["1", "8"]):
+        # Of a round before which nothing is known replies wait for one another.
+        sizes = [{"prototype": 38.0 if client in met else 1.0} for client in drawn]
+        for client, size in zip(drawn, sizes, strict=True):
+            norms.note(client, size, {"prototype"})
+        for client, size in zip(drawn, sizes, strict=True):
+            norms.check(size, {})
+            norms.accept(client)
+        met |= {*drawn}
+        norms.end_round()
+        again = UpdateNorms()
+        again.load_state_dict(norms.state_dict())
+        norms = again
+    assert norms.known
+    assert norms.usual("prototype") == 38.0
+    with pytest.raises(FloretError, match=r"its update of prototype is 26\.3 times as large as usual"):
+        norms.check({"prototype": 1000.0}, {})
+    # Differences to what all were sent count from the first time on.
+    norms.note("late", {"head": 2.0}, {"prototype"})
+    assert norms.usual("head") == 2.0
+    norms.forget_round()
+    # While nothing else is known the first uploads do, and replies wait for one another.
+    norms = UpdateNorms()
+    for _ in range(2):
+        norms.note("a", {"prototype": 1.0, "head": 1.0}, {"prototype"})
+        assert norms.usual("prototype") == 1.0
+        norms.end_round()
+        assert not norms.known
+    # A group that is not sent any more is not waited for.
+    norms.note("a", {"head": 1.0})
+    norms.end_round()
+    assert norms.known
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_honest_clients_of_feddfpa_that_are_drawn_seldom_are_not_refused(tmp_path: Path, seed: int) -> None:
+    def larger(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train":
+            sent, seen = from_record(reply.content.array_records["arrays"]), message.metadata.dst_node_id
+            if seen in trained:
+                grown = {name: 38 * array for name, array in sent.items() if name.startswith("prototype.")}
+                reply.content["arrays"] = to_record(sent | grown)
+            trained.add(seen)
+        return reply
+
+    trained: set[int] = set()
+    keys: dict[str, Any] = {"method": "feddfpa", "rounds": 12, "participation": 0.3, "local_epochs": 1, "seed": seed}
+    keys |= {"lr": 1e-4, "max_samples": 300, "evaluate_every": 12, "min_samples": 2}
+    assert federate(tmp_path, 12, tamper=larger, **keys).summary["refused"] == 0
+
+
 def test_a_tensor_that_is_absurd_in_a_group_of_a_usual_size() -> None:
     norms = UpdateNorms()
-    norms.note({"extractor": 0.05})
+    norms.note("a", {"extractor": 0.05})
     fine = {"extractor.bias": np.full(4, 24.9, np.float32), "head.bias": np.full(4, 1e9, np.float32)}
     norms.check_tensors(fine, {})  # of the head nothing is known
     with pytest.raises(FloretError, match=r"its extractor\.bias has a root mean square of 25\.1, 502 times what is"):
@@ -208,7 +266,7 @@ def test_a_client_that_still_learns_is_not_absurd_beside_others_that_have_learne
     """The sizes are those of FedALA on CIFAR-10, FedDFPA's table 1, in round 145: an honest client with 969 samples."""
     norms = UpdateNorms()
     for size in (1.1e-4, 1.85e-5):
-        norms.note({"extractor": size})
+        norms.note("a", {"extractor": size})
         norms.end_round()
     weights = {"extractor": 0.019}
     assert norms.usual("extractor") == 1.85e-5

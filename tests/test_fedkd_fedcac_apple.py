@@ -173,6 +173,15 @@ def test_the_energy_rises_with_the_rounds() -> None:
     assert energies == pytest.approx([0.92, 0.94, 0.98])
 
 
+def test_the_divergence_of_scores_that_are_close_is_more_than_the_rounding_of_bfloat16() -> None:
+    own = torch.randn(64, 10, generator=torch.Generator().manual_seed(0))
+    other = own + 0.02 * torch.randn(64, 10, generator=torch.Generator().manual_seed(1))
+    half = own.bfloat16(), other.bfloat16()
+    exact = divergence(*(scores.double() for scores in half))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert divergence(*half).item() == pytest.approx(exact.item(), rel=0.01)
+
+
 def test_divergence_and_intensity_by_hand() -> None:
     own, other = torch.tensor([[0.0, 0.0]]), torch.tensor([[math.log(3.0), 0.0]])
     assert divergence(own, other).item() == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5))

@@ -78,7 +78,8 @@ def test_the_nearest_of_ten_thousand_prototypes_takes_no_value_for_each_sample_c
 
     def measured(differences: torch.Tensor, dim: int) -> torch.Tensor:
         sizes.append(differences.numel())
-        return norm(differences, dim=dim)
+        result: torch.Tensor = norm(differences, dim=dim)
+        return result
 
     x, prototypes = torch.randn(4, 300), torch.randn(10_000, 300)
     known = torch.ones(10_000, dtype=torch.bool)

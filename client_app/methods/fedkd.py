@@ -15,8 +15,12 @@ VERSION = "version"
 
 
 def divergence(own: Tensor, other: Tensor) -> Tensor:
-    """Return ``KL(other || own)`` of scores, (batch, classes): the sum over classes, the mean over the batch."""
-    return F.kl_div(own.log_softmax(1), other.log_softmax(1), log_target=True, reduction="batchmean")
+    """Return ``KL(other || own)`` of scores, (batch, classes): the sum over classes, the mean over the batch.
+
+    In float32: of scores that are close, bfloat16 leaves rounding alone.
+    """
+    answers, targets = own.float().log_softmax(1), other.float().log_softmax(1)
+    return F.kl_div(answers, targets, log_target=True, reduction="batchmean")
 
 
 def intensity(teacher: Tensor, student: Tensor) -> Tensor:

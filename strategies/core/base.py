@@ -480,6 +480,8 @@ class FloretStrategy(Method, Strategy):
         self.arrays = views(record)
         # What an update is the difference to.
         self._before = {name: array for name, array in self.arrays.items() if group_of(name) in self._trained}
+        # Groups of which differences are measured. Without global tensors to differ from, as in a relay, it is weights.
+        self._moved = {group_of(name) for name in self._before}
         self._floors = root_mean_squares(self.arrays, {})
         self._record, self._packed = record, ArrayRecord()
 
@@ -545,9 +547,8 @@ class FloretStrategy(Method, Strategy):
         batches = math.ceil(self.roster.counted(payload.samples) / self.config.batch_size)
         steps = math.sqrt(self.config.local_epochs * batches)
         found = root_mean_squares(payload.tensors, self._before)
-        # Without global tensors to differ from, as in a relay, it is weights that are measured: steps do not add up.
-        moved = {group_of(name) for name in self._before}
-        sizes = {group: size / steps if group in moved else size for group, size in found.items()}
+        # Of weights, steps do not add up.
+        sizes = {group: size / steps if group in self._moved else size for group, size in found.items()}
         for group, size in sizes.items():
             if not math.isfinite(size):
                 for name, array in payload.tensors.items():
@@ -574,7 +575,7 @@ class FloretStrategy(Method, Strategy):
         """Accept the replies that are held, but for those that are absurd beside the others."""
         held, self._held = self._held or [], None
         for reply in held:
-            self.norms.note(reply.sizes)
+            self._note(reply)
         held.reverse()
         while held:
             # Out of the list, so that what was read of it goes before the next one is read.
@@ -604,7 +605,8 @@ class FloretStrategy(Method, Strategy):
         self.accumulate(client, tensors, self.roster.counted(payload.samples))
         # From here on nothing is refused, so that a refused client leaves nothing behind.
         if self._judges and not noted:
-            self.norms.note(reply.sizes)
+            self._note(reply)
+        self.norms.accept(client.name)
         if self.relays:
             as_it_came = reply.packed if tensors is payload.tensors else None
             kept = pack(tensors, self._uplink, self.config.wire) if as_it_came is None else as_it_came
@@ -612,6 +614,10 @@ class FloretStrategy(Method, Strategy):
         down = self._asked.pop(client.name)
         peers = self.peers.get(client.name, ())
         self.results[client.name] = ClientResult(client, True, reply.metrics, reply.up, down, peers)
+
+    def _note(self, reply: "_Reply") -> None:
+        """Let an update count for what is usual."""
+        self.norms.note(reply.client.name, reply.sizes, reply.sizes.keys() - self._moved)
 
     @property
     def _judges(self) -> bool:

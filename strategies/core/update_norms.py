@@ -2,7 +2,7 @@
 
 import math
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from statistics import median
 
 import numpy as np
@@ -23,6 +23,8 @@ _LEAST_OF_TENSORS = 1e-3
 _LEAST_USUAL = 5e-3
 # Rounds that count for what is usual.
 _ROUNDS = 5
+# Under what the names of clients are in a checkpoint; no group is called so.
+_MET = "clients/"
 # So many replies are waited for in the first two rounds, when nothing is known of what is usual, before one is judged.
 HELD = 16
 
@@ -36,22 +38,30 @@ class UpdateNorms:
     What is usual is the median over the last rounds of the medians over clients. The first round does not count: its
     features and steps are those of a network that nobody had trained, and terms of a loss that need an aggregate begin
     after it. So in the first two rounds it is the median over those that came up to now.
+
+    Nor does what a client sends the first time it takes part, but for differences: with FedDFPA that is features of a
+    network that it has not trained, whatever the round. It counts while nothing else is known.
     """
 
     def __init__(self) -> None:
         self._rounds: dict[str, list[float]] = {}  # after the first round: of its groups, and empty
         self._now: dict[str, list[float]] = {}  # in order of size
+        self._aside: dict[str, list[float]] = {}  # likewise, of clients that take part for the first time
+        self._met: set[str] = set()  # clients of which an update was accepted
 
     @property
     def known(self) -> bool:
-        """Whether there is a round before that counts."""
-        return any(self._rounds.values())
+        """Whether there is a round before that counts, for each group."""
+        return bool(self._rounds) and all(self._rounds.values())
 
     def usual(self, group: str) -> float | None:
         """Return the usual size; None if nothing is known."""
         if self._rounds.get(group):
             return median(self._rounds[group])
-        return _middle(self._now[group]) if group in self._now else None
+        for sizes in (self._now, self._aside):
+            if group in sizes:
+                return _middle(sizes[group])
+        return None
 
     def check(self, sizes: Mapping[str, float], floors: Mapping[str, float]) -> None:
         """Refuse an update that is absurd beside the usual ones.
@@ -97,32 +107,48 @@ class UpdateNorms:
                     f"{group}; from {_ABSURD_TENSOR:g} times on it is refused"
                 )
 
-    def note(self, sizes: Mapping[str, float]) -> None:
-        """Let an update count for what is usual."""
+    def note(self, client: str, sizes: Mapping[str, float], whole: Collection[str] = ()) -> None:
+        """Let an update count for what is usual.
+
+        Args:
+            client: who sent it.
+            sizes: of the update by group.
+            whole: the groups whose sizes are not those of differences.
+        """
         for group, size in sizes.items():
-            insort(self._now.setdefault(group, []), size)
+            aside = group in whole and client not in self._met
+            insort((self._aside if aside else self._now).setdefault(group, []), size)
+
+    def accept(self, client: str) -> None:
+        """Note that an update of a client was used."""
+        self._met.add(client)
 
     def end_round(self) -> None:
         """Let this round count for the next ones, if it was not the first."""
+        sent = {**self._now, **self._aside}
         if not self._rounds:
-            self._rounds = {group: [] for group in self._now}
+            self._rounds = {group: [] for group in sent}
             self._now = {}
         for group, sizes in self._now.items():
             self._rounds.setdefault(group, []).append(_middle(sizes))
             del self._rounds[group][:-_ROUNDS]
-        self._now = {}
+        # A group that is not sent any more is not waited for.
+        self._rounds = {group: sizes for group, sizes in self._rounds.items() if sizes or group in sent}
+        self.forget_round()
 
     def forget_round(self) -> None:
         """Drop what was noted in this round."""
-        self._now = {}
+        self._now, self._aside = {}, {}
 
     def state_dict(self) -> NamedArrays:
-        """Return what is usual, for a checkpoint."""
-        return {group: np.array(sizes) for group, sizes in self._rounds.items()}
+        """Return what is usual and of whom an update was accepted, for a checkpoint."""
+        met = np.frombuffer("\n".join(sorted(self._met)).encode(), np.uint8)
+        return {group: np.array(sizes) for group, sizes in self._rounds.items()} | {_MET: met}
 
     def load_state_dict(self, arrays: NamedArrays) -> None:
         """Take back what ``state_dict`` returned."""
-        self._rounds = {group: sizes.tolist() for group, sizes in arrays.items()}
+        self._met = set(arrays[_MET].tobytes().decode().split("\n")) if _MET in arrays else set()
+        self._rounds = {group: sizes.tolist() for group, sizes in arrays.items() if group != _MET}
 
 
 def clipped(
