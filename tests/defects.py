@@ -190,7 +190,7 @@ DEFECTS: list[Defect] = [
         ),
         (
             "a size is not divided by the root of the steps",
-            "size / steps if group in moved else size",
+            "size / steps if group in self._moved else size",
             "size",
             f"{KEYS}::test_the_aggregate_is_the_one_that_the_keys_name",
         ),
@@ -2278,7 +2278,7 @@ DEFECTS: list[Defect] = [
         "strategies/core/base.py",
         (
             "weights that a relay passes on are divided by the steps",
-            "if group in moved else size",
+            "if group in self._moved else size",
             "if group in self._trained else size",
             f"{AGGREGATION}::test_honest_clients_of_a_relay_are_judged_by_their_weights_not_by_their_steps",
         ),
