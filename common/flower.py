@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import grpc
@@ -156,6 +157,29 @@ class Unpacked:
             raise ValueError(f"{came} bytes would become {takes}")
 
 
+@dataclass(frozen=True)
+class Bound:
+    """The most that an answer may have: ``size`` bytes in so many ``parts``."""
+
+    size: int
+    parts: int
+
+    def check(self, size: int, parts: int) -> None:
+        """Check what came of an answer up to now.
+
+        Raises:
+            ValueError: it is more.
+        """
+        if size > self.size or parts > self.parts:
+            raise ValueError(
+                f"it has {size} bytes or more in {parts} parts, at most {self.size} in {self.parts} are of this run"
+            )
+
+
+# Of an answer without tensors, such as what a client says of itself.
+TEXTS = Bound(2**24, 64)
+
+
 class Answers:
     """The answers of real nodes, pulled one at a time, without waiting for one that a node is still sending.
 
@@ -167,10 +191,11 @@ class Answers:
 
     Args:
         grid: Flower's.
+        bound: of each answer.
     """
 
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
+    def __init__(self, grid: Grid, bound: Bound = TEXTS) -> None:
+        self._grid, self._bound = grid, bound
         self._begun: dict[str, _Begun] = {}
 
     def pull(self, message_id: str) -> Message | None:
@@ -186,7 +211,7 @@ class Answers:
         try:
             if not isinstance(self._grid, GrpcGrid):
                 return next(iter(self._grid.pull_messages([message_id])), None)
-            begun = begun or _Begun.found(self._grid, message_id)
+            begun = begun or _Begun.found(self._grid, message_id, self._bound)
             message = begun.whole() if begun else None
         except UNREADABLE as error:
             raise FloretError(f"the answer cannot be read ({type(error).__name__}: {printable(error)})") from error
@@ -215,17 +240,23 @@ class _Begun:
         grid: Flower's for real nodes.
         name: of the answer.
         parts: the names of all of its parts, the answer itself among them.
+        bound: of it.
+
+    Raises:
+        ValueError: it has more parts than it may.
     """
 
-    def __init__(self, grid: Any, name: str, parts: Iterable[str]) -> None:
-        self._grid, self._name = grid, name
+    def __init__(self, grid: Any, name: str, parts: Iterable[str], bound: Bound) -> None:
+        self._grid, self._name, self._bound = grid, name, bound
         self._names = list(dict.fromkeys(parts))
+        bound.check(0, len(self._names))
         self._parts: dict[str, bytes] = {}
+        self._size, self._counting = 0, Lock()
         self._unpacked = Unpacked()
 
     @classmethod
-    def found(cls, grid: Any, message_id: str) -> "_Begun | None":
-        """Return the answer to a message, None if no node has begun to send one."""
+    def found(cls, grid: Any, message_id: str, bound: Bound) -> "_Begun | None":
+        """Return the answer to a message, None if no node has begun to send one; raises what ``_Begun`` does."""
         # What Flower's grid asks the SuperLink. Without them: ``grid.pull_messages``, and its wait.
         from flwr.proto.appio_pb2 import PullAppMessagesRequest
 
@@ -234,7 +265,7 @@ class _Begun:
 
         found = grid._stub.PullMessages(PullAppMessagesRequest(message_ids=[message_id]))
         for said, tree in zip(found.messages_list, found.message_object_trees, strict=True):
-            return cls(grid, said.metadata.message_id, (part.object_id for part in iterate_object_tree(tree)))
+            return cls(grid, said.metadata.message_id, (part.object_id for part in iterate_object_tree(tree)), bound)
         return None
 
     def whole(self) -> Message | None:
@@ -263,6 +294,9 @@ class _Begun:
 
         def take(part: str) -> bytes:
             content = pull(part)
+            with self._counting:
+                self._size += len(content)
+            self._bound.check(self._size, len(self._names))
             self._unpacked.add(part, content)
             self._parts[part] = content
             return b""

@@ -17,6 +17,8 @@ from types import FrameType
 STARTED = re.compile(rb"Successfully started run (\d+)")
 
 _INTERRUPTED = 128 + signal.SIGINT
+# Seconds that `flwr list` may take: a SuperLink that the network has cut off answers nothing.
+_PATIENCE = 60.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -83,7 +85,13 @@ def _pass_on(process: "subprocess.Popen[bytes]") -> str:
 def _status(run_id: str, place: list[str]) -> str:
     """Return a run's status in Flower, or else why it cannot be told, and what to do."""
     command = ["flwr", "list", "--run-id", run_id, "--format", "json", *place]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_PATIENCE
+        )
+    except subprocess.TimeoutExpired:
+        again = " ".join(["flwr list", *place])
+        return f"the SuperLink does not answer within {_PATIENCE:g} s; {again} asks it again"
     said, more = done.stderr or done.stdout, ""
     with suppress(ValueError, LookupError, TypeError):  # else it is said as it is
         answer = json.loads(done.stdout)

@@ -1,5 +1,6 @@
 """What a tensor that travels looks like: declared once for both halves of a method, checked on both sides."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -74,6 +75,12 @@ class TensorSpec:
                 for side, have in zip(self.shape, shape, strict=True)
             )
         )
+
+    @property
+    def most_bytes(self) -> int:
+        """The size of the largest tensor that fits, as methods see it."""
+        sides = (side.most if isinstance(side, Free) else side for side in self.shape)
+        return math.prod(sides) * np.dtype(self.dtype).itemsize
 
     def __str__(self) -> str:
         sides = ", ".join(map(str, self.shape)) + ("," if len(self.shape) == 1 else "")

@@ -36,7 +36,7 @@ from results.rundir import RunDirectory
 from results.status import StatusWriter
 from results.trackers import Trackers, trackers_of
 from server_app.checkpoint import Checkpoint, Checkpoints
-from server_app.delivery import Delivery
+from server_app.delivery import Delivery, bound_of
 from server_app.federation import Federation, question
 from server_app.rounds import checkpoint_of, restore, run_rounds
 from server_app.settings import check_resumable, read_config
@@ -112,7 +112,7 @@ def run(grid: Grid, context: Context) -> None:
 
         directory.reopen()
         write_config()
-        deliver = grid if simulated else Delivery(grid, federation)
+        deliver = grid if simulated else Delivery(grid, federation, bound=bound_of(strategy.uplink(strategy.setup)))
         rounds = tuple(
             run_rounds(
                 deliver, federation, strategy, directory, checkpoints, trackers, status, checkpoint, write_config

@@ -10,7 +10,8 @@ from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from common.errors import FloretError
-from common.flower import Answers, node_is_gone, unreadable
+from common.flower import TEXTS, Answers, Bound, node_is_gone, unreadable
+from common.tensors import Specs
 from server_app.federation import Federation, question
 from strategies.core import LEEWAY
 
@@ -47,6 +48,12 @@ class _Open:
     answer: Message | None = None
 
 
+def bound_of(sent: Specs) -> Bound:
+    """Return what an answer may have whose tensors are the ones declared in ``sent``, and what stands beside them."""
+    size = 2 * sum(spec.most_bytes for spec in sent.values()) + TEXTS.size
+    return Bound(size, TEXTS.parts + 4 * len(sent) + size // 2**20)
+
+
 class Delivery(Grid):
     """Flower's grid for real nodes; messages that a node lost when it was killed are sent again.
 
@@ -64,15 +71,16 @@ class Delivery(Grid):
     Args:
         grid: Flower's.
         federation: has the clients and the run config.
+        bound: of each answer.
         patience: seconds before the first question.
     """
 
-    def __init__(self, grid: Grid, federation: Federation, *, patience: float = 10.0) -> None:
+    def __init__(self, grid: Grid, federation: Federation, *, bound: Bound = TEXTS, patience: float = 10.0) -> None:
         self._grid = grid
         self._federation = federation
         self._patience = patience
         self._open: dict[str, _Open] = {}
-        self._answers = Answers(grid)
+        self._answers = Answers(grid, bound)
         self._looked = 0.0
 
     def set_run(self, run: Any) -> None:

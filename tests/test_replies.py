@@ -25,9 +25,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.errors import LONGEST_TEXT, FloretError, printable
+from common.flower import TEXTS, Bound, Unpacked, _Begun
 from common.flower import Answers as Pulled
-from common.flower import Unpacked, _Begun
-from server_app.delivery import Delivery
+from common.tensors import Free, TensorSpec
+from server_app.delivery import Delivery, bound_of
 from server_app.federation import LARGEST_MODEL, Federation
 from strategies.core import Client, RefusedError, send_and_receive
 from strategies.core.replies import MOST_CLASSES, MOST_NOTES, EvaluateReply, PlanAnswer, TrainReply
@@ -406,6 +407,24 @@ def test_what_is_no_message_is_refused_and_parts_that_nobody_awaits_are_forgotte
         Pulled(grid).pull("asked")
 
 
+def test_an_answer_that_is_larger_than_any_of_the_run_is_not_kept() -> None:
+    """A node may send gigabytes, or a hundred thousand parts, before anything looks at them."""
+    specs = {"weights": TensorSpec((300, Free(10))), "extra": TensorSpec((4,), "bool", optional=True)}
+    assert bound_of(specs) == Bound(2 * (4 * 3000 + 4) + 2**24, 64 + 8 + 16)
+    sizes = [len(content) for content in _sending().parts.values()]
+    for size, parts in ((0, -1), (-1, 0), (0, 0)):
+        grid = _sending()
+        grid.there = dict(grid.parts)
+        answers = Pulled(grid, Bound(sum(sizes) + size, len(sizes) + parts))
+        if not size + parts:
+            assert answers.pull("asked") is not None
+            break
+        with pytest.raises(FloretError, match=r"^the answer cannot be read \(ValueError: it has \d+ bytes or more in"):
+            answers.pull("asked")
+        assert bool(grid.pulled) == (not parts)
+        assert not answers.begun("asked")
+
+
 def bomb(times: int) -> dict[str, bytes]:
     """Return the parts of an answer whose array has the one chunk of a megabyte so many times over."""
     asked = Message(RecordDict(), 21, "train")
@@ -435,7 +454,7 @@ def test_what_a_message_becomes_is_bounded_before_it_is_made(times: int, fits: b
     grid = _sending()
     grid.parts = grid.there = parts
     answer = Pulled(grid)
-    answer._begun["asked"] = _Begun(grid, "answer", parts)
+    answer._begun["asked"] = _Begun(grid, "answer", parts, TEXTS)
     with pytest.raises(FloretError, match=r"the answer cannot be read \(ValueError: \d+ bytes would become \d+\)"):
         answer.pull("asked")
 

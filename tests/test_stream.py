@@ -49,6 +49,15 @@ def listed(status: str) -> str:
     return f'{{"success": true, "runs": [{{"run-id": "7", "status": "{status}"}}]}}'
 
 
+def test_a_superlink_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "flwr").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "flwr").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(stream, "_PATIENCE", 0.2)
+    said = stream._status("7", ["clinic"])
+    assert said == "the SuperLink does not answer within 0.2 s; flwr list clinic asks it again"
+
+
 @pytest.mark.parametrize(
     ("answer", "code", "result", "line"),
     [
