@@ -395,7 +395,7 @@ def test_a_resumed_run_goes_on_in_its_period(tmp_path: Path) -> None:
 def test_what_is_left_out_is_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the same training in round 1, the largest fifth of an update is a little smaller than all of it."""
     noted: list[dict[str, float]] = []
-    monkeypatch.setattr(UpdateNorms, "note", lambda self, sizes: noted.append(dict(sizes)))
+    monkeypatch.setattr(UpdateNorms, "note", lambda self, client, sizes, whole: noted.append(dict(sizes)))
 
     def sizes(method: str) -> list[float]:
         noted.clear()

@@ -443,7 +443,7 @@ def test_a_single_step_has_the_noise_of_what_is_released_at_once(
         was = getattr(Noise, name)
         monkeypatch.setattr(Noise, name, lambda *given, n=name, f=was: asked.update([n]) or f(*given))
     keys = {"method": "fedavg", "batch_size": batch_size, "privacy__epsilon": 0.0, "privacy__noise": 1.0}
-    site = Site(tmp_path)
+    site = Site(tmp_path, "max-batch-size: 100000")
     # So many that the noise of their count, of a deviation of 20, makes no single step of several.
     x, y = np.zeros((600, SIDE), np.float32), np.arange(600) % CLASSES
     np.savez(site.folder / "data" / "train.npz", x=x, y=y)
