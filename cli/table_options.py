@@ -148,11 +148,12 @@ class TableOptions:
                 message names the table, the row and the column.
         """
         from common.run_config import federation_text, parse_federation_configs
+        from results.runs import SET_BY_COMMAND
         from server_app.settings import read_config
 
         same = {**self.same(), **setting}
         given = {**parse_federation_configs(self.federation_configs), **same}
-        for key, instead in _SET_BY.items():
+        for key, instead in {**_SET_BY, **SET_BY_COMMAND}.items():
             if key in given:
                 raise ConfigError(f"{key} = {given[key]!r}: cannot be set for a table: {instead}")
         federation = federation_text(self.federation_configs)

@@ -23,6 +23,11 @@ from results.run import Run, read_run
 
 # Keys that change where a run finds and leaves its files, not what it computes.
 PLACES = ("output-dir", "data-dir", "download", "resume", "tensorboard", "tracker")
+# Those of them that the command itself sets in each run, and what says them.
+SET_BY_COMMAND = {
+    "output-dir": "--output says where runs go",
+    "resume": "a run that was killed goes on when the command is repeated",
+}
 # Data of the user's own: another place most likely has others.
 _OWN_DATA = ("npz", "npz-clients", "image-folder")
 _FEDERATION = "--federation-config"

@@ -15,7 +15,7 @@ from common.errors import ConfigError, FloretError
 from common.run_config import federation_text, parse_run_configs
 from results.jobs import Job
 from results.run import Run
-from results.runs import PLACES, Runs, RunSpec
+from results.runs import PLACES, SET_BY_COMMAND, Runs, RunSpec
 from results.text import percent_over_runs
 
 Keys = dict[str, Any]
@@ -46,6 +46,9 @@ class Sweep:
             ConfigError: a grid, the run config or the federation config cannot be read.
         """
         same, federation = parse_run_configs(run_configs), federation_text(federation_configs)
+        for key, instead in SET_BY_COMMAND.items():
+            if key in same:
+                raise ConfigError(f"{key} = {same[key]!r}: cannot be set for a sweep: {instead}")
         runs = tuple((keys, RunSpec(same | keys, federation)) for keys in combinations(grids, same))
         return cls(tuple(grids), " ".join(run_configs), federation, runs)
 

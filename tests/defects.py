@@ -3952,6 +3952,16 @@ DEFECTS: list[Defect] = [
             "tests/test_stream.py::test_a_superlink_that_does_not_answer_is_not_waited_for",
         ),
     ),
+    *_of(
+        "evidence",
+        "results/sweep.py",
+        (
+            "a sweep drops output-dir and resume in silence",
+            "for key, instead in SET_BY_COMMAND.items():",
+            "for key, instead in {}.items():",
+            "tests/test_experiments.py::test_what_a_sweep_sets_itself_is_not_taken_from_the_command",
+        ),
+    ),
 ]
 
 

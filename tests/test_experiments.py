@@ -36,6 +36,7 @@ from results.history import ClientRound, History, Round, Scores, Traffic
 from results.jobs import Job, run_missing
 from results.measured import GLOBAL_MODEL, READINGS, Accuracies, MeasuredRun, Records, loaded, thin_curve
 from results.runs import Runs, RunSpec
+from results.sweep import Sweep
 from results.tables import ExperimentResults, environment_notes
 from server_app.settings import read_config
 from strategies import METHODS
@@ -601,6 +602,14 @@ def test_a_damaged_run_of_a_sweep_leaves_the_others(tmp_path: Path, name: str, c
     assert str(again.exception) == "1 of 3 runs failed; see above"
     entries = json.loads((tmp_path / "sweep.json").read_text())["runs"]
     assert sum(entry["summary"] is not None for entry in entries) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "instead"), [("output-dir", "--output says where"), ("resume", "a run that was killed")]
+)
+def test_what_a_sweep_sets_itself_is_not_taken_from_the_command(tmp_path: Path, key: str, instead: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{key} = 'latest': cannot be set for a sweep: {instead}"):
+        Sweep.of(["lr=[0.1]"], [f'{key}="latest"'], [])
 
 
 def test_a_run_that_cannot_be_gone_on_with_leaves_the_others(tmp_path: Path) -> None:
@@ -1408,6 +1417,10 @@ def test_a_place_is_no_key_of_a_grid(tmp_path: Path, planned: list[RunSpec], nam
     [
         (["reproduce", "-c", "seed=5"], "seed = 5: cannot be set for a table: --seeds says which seeds are run"),
         (["fit", "-c", "seed=5"], "seed = 5: cannot be set for a table: --seeds says which seeds are run"),
+        (
+            ["reproduce", "-c", 'output-dir="there"'],
+            "output-dir = 'there': cannot be set for a table: --output says where runs go",
+        ),
         (
             ["reproduce", "--federation-config", "num_supernodes=9"],
             "num-supernodes = '9': cannot be set for a table: its file says the clients of each row and column",
