@@ -21,10 +21,13 @@ def privacy(client_name: str | None, state_dir: Path | None, delta: float, lines
     two to three times theirs, since one example may turn its update around; that of the client only the runs that
     protect it. Runs without privacy have none: of clients that took part in one this is said.
     """
+    from client_app.inventory import check_state_dir
     from common.errors import FloretError
     from common.privacy.ledger import FOLDER, UNPROTECTED, Ledger, spent_by_client, spent_by_example
 
-    folder = (state_dir.expanduser() if state_dir else floret_home() / "state") / FOLDER
+    states = state_dir.expanduser() if state_dir else floret_home() / "state"
+    check_state_dir(states)
+    folder = states / FOLDER
     # Of a ledger that lost its lines the other file tells.
     unprotected = {path.stem for path in (folder / UNPROTECTED).glob("*.json")}
     names = sorted(unprotected | {path.stem for kind in ("*.jsonl", "*.json") for path in folder.glob(kind)})

@@ -48,14 +48,24 @@ class Entry:
     used: bool
 
 
+def check_state_dir(state_dir: Path) -> None:
+    """Check that a node has kept something in ``state_dir``, for commands that only read it.
+
+    Raises:
+        FloretError: it is no directory.
+    """
+    if not state_dir.is_dir():
+        found = "is no directory" if state_dir.exists() else "is not there, so no node has kept anything in it"
+        raise FloretError(f"--state-dir {state_dir}: {found}; name that of floret node")
+
+
 def shelves(state_dir: Path, federation: str | None, method: str | None, client: str | None) -> list[Shelf]:
     """Return what is there of the federation, method and client that are named; None stands for all.
 
     Raises:
         FloretError: nothing is; names the choices.
     """
-    if not state_dir.is_dir():
-        raise FloretError(f"--state-dir {state_dir}: is not a directory")
+    check_state_dir(state_dir)
     found = []
     for path in sorted(_folders(state_dir, 3)):
         federation_name, method_name, client_name = path.relative_to(state_dir).parts

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from client_app.batches import normalise
 from client_app.client import ClientSetting, FloretClient
-from client_app.inventory import states_of
+from client_app.inventory import check_state_dir, states_of
 from client_app.runtime import device_of
 from client_app.state import ClientState, FileStore
 from common.config import RunConfig, folder_name, one_of, read_keys
@@ -166,8 +166,7 @@ def find_personal(state_dir: Path, federation: str, method: str | None, client: 
     Raises:
         FloretError: there is none, or more than one; names the choices.
     """
-    if not state_dir.is_dir():
-        raise FloretError(f"--state-dir {state_dir}: is not a directory")
+    check_state_dir(state_dir)
     wrong = folder_name(federation)
     if wrong:
         raise FloretError(f"--federation {federation!r}: {wrong}")

@@ -446,8 +446,10 @@ def check_connection(name: str) -> None:
     # connection, but not which there are.
     from flwr.cli.flower_config import read_flower_config
 
-    if not name or not _config_file().is_file():
+    if not name:
         return
+    if not _config_file().is_file():
+        raise ConfigError(f"SuperLink connection {name!r}: there is no {_config_file()} that says where it is")
     try:
         content, file = read_flower_config()
     except Exception:

@@ -324,7 +324,11 @@ def _own_files_or_parts(directory: Path) -> tuple[tuple[Path, ...], tuple[Path, 
     parts = (directory / "train", directory / "test")
     has_files, has_images = any(map(is_file, files)), any(map(is_dir, parts))
     if has_files == has_images:
-        found = "npz files and folders, of which one kind must go" if has_files else "neither npz files nor folders"
+        found = (
+            "npz files and folders, of which one kind must go"
+            if has_files
+            else "neither of these files nor of these folders"
+        )
         raise DataError(f"{directory} has {found}; it must have {_NODE}")
     for part in parts if has_images else ():
         if not is_dir(part):

@@ -215,7 +215,7 @@ class Evidence:
         """Read all results of ``folder`` whose tables are in the folder ``tables``; ``app`` is Floret's.
 
         Raises:
-            FloretError: a file is not what its name says, or there is no table.
+            FloretError: a file is not what its name says, or there is none, or no table.
         """
         defaults = default_config(app)
         experiments = {path.stem: Experiment.read(path) for path in sorted(tables.glob("*.yaml"))}
@@ -231,6 +231,8 @@ class Evidence:
                 fits.setdefault(table, []).append(path.stem)
             else:
                 results.append(TableResult.read(path, experiments[table], scale, variant, defaults))
+        if not results:
+            raise FloretError(f"{folder}: has no JSON file that floret reproduce wrote; name the folder of --results")
         results.sort(key=lambda result: (result.experiment.stem, -result.results.scale, result.variant))
         return cls(folder, tables, experiments, tuple(result for result in results if result.results.runs), fits)
 

@@ -3962,6 +3962,26 @@ DEFECTS: list[Defect] = [
             "tests/test_experiments.py::test_what_a_sweep_sets_itself_is_not_taken_from_the_command",
         ),
     ),
+    *_of(
+        "evidence",
+        "results/evidence.py",
+        (
+            "a page of evidence where nothing was run",
+            '        if not results:\n            raise FloretError(f"{folder}: has',
+            '        if False:\n            raise FloretError(f"{folder}: has',
+            "tests/test_evidence.py::test_a_folder_without_results_gets_no_page",
+        ),
+    ),
+    *_of(
+        "command line",
+        "cli/privacy.py",
+        (
+            "a mistaken --state-dir has spent nothing",
+            "    check_state_dir(states)\n",
+            "",
+            "tests/test_privacy.py::test_the_command_shows_what_was_spent",
+        ),
+    ),
 ]
 
 

@@ -321,6 +321,10 @@ def test_the_clients_of_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert simulated_clients(['num-supernodes=3 client-resources-num-gpus=0.5 verbose=true backend="ray"']) == 3
     (tmp_path / "clients.toml").write_text("num-supernodes = 6")
     assert simulated_clients([str(tmp_path / "clients.toml")]) == 6
+    with pytest.raises(
+        ConfigError, match=f"^SuperLink connection 'clinic': there is no {tmp_path / 'config.toml'} that"
+    ):
+        check_connection("clinic")
     (tmp_path / "config.toml").write_text(
         '[superlink]\ndefault = "own"\n[superlink.own]\naddress = ":local:"\noptions.num-supernodes = 7\n'
         '[superlink.far]\naddress = "superlink.example.org:9093"\n'

@@ -823,7 +823,7 @@ def test_a_nodes_altered_file_is_read_anew(tmp_path):
 
 def test_a_nodes_missing_or_useless_file(tmp_path):
     wanted = "it must have train.npz and test.npz with the arrays x and y, or images in train/<class>/ and test/<class>"
-    assert message(load_node, tmp_path) == f"{tmp_path} has neither npz files nor folders; {wanted}/"
+    assert message(load_node, tmp_path) == f"{tmp_path} has neither of these files nor of these folders; {wanted}/"
     assert message(load_node, tmp_path / "no") == f"{tmp_path}/no is not a directory; {wanted}/"
     save_node(tmp_path)
     np.savez(tmp_path / "test.npz", x=np.zeros((4, 5, 7), np.uint8), y=np.zeros(4, int))

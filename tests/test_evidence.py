@@ -96,6 +96,14 @@ def rows(evidence: Evidence) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in lines[1:]]
 
 
+def test_a_folder_without_results_gets_no_page(tmp_path: Path) -> None:
+    place = tables(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.json").write_text("{}")
+    with pytest.raises(FloretError, match=r"mine: has no JSON file that floret reproduce wrote; name the folder of"):
+        Evidence.read(tmp_path / "mine", place, ROOT)
+
+
 def test_margins_are_those_of_the_numbers(tmp_path: Path) -> None:
     place = tables(tmp_path)
     write(tmp_path)

@@ -1152,7 +1152,8 @@ def test_a_run_reads_the_file_that_there_is_when_it_begins(tmp_path: Path, monke
 
     def save(first: int) -> None:
         y = first + np.arange(40) % 2
-        np.savez(file, x_train=x, y_train=y, x_test=x[:10], y_test=y[:10])
+        np.savez(tmp_path / "new.npz", x_train=x, y_train=y, x_test=x[:10], y_test=y[:10])
+        (tmp_path / "new.npz").replace(file)  # at once: the next run may be reading it
 
     keys = {"method": "fedper", "rounds": 1, "dataset": "npz", "data-dir": str(file), "num-classes": 4}
     keys |= {"model": "mlp", "partition": "iid"}

@@ -754,7 +754,7 @@ def test_data_and_devices_that_cannot_be_used(plain: Plain, tmp_path: Path) -> N
     wanted = (
         "it must have train.npz and test.npz with the arrays x and y, or images in train/<class>/ and test/<class>/"
     )
-    assert said[0] == f"--data-dir: {empty} has neither npz files nor folders; {wanted}"
+    assert said[0] == f"--data-dir: {empty} has neither of these files nor of these folders; {wanted}"
     assert said[1].startswith(f"--data-dir: {half / 'train.npz'}: is not a complete npz file")
     assert said[2].startswith("--device: device = 'cuda:99': not available here (")
     file = tmp_path / "policy.yaml"

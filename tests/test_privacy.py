@@ -1634,6 +1634,11 @@ def test_who_was_protected_as_examples_only_cannot_be_protected_as_a_client(tmp_
 def test_the_command_shows_what_was_spent(tmp_path: Path) -> None:
     site, runner = Site(tmp_path), CliRunner()
     asked = ["privacy", "--state-dir", str(tmp_path / "state")]
+    line = (
+        f"--state-dir {tmp_path / 'state'}: is not there, so no node has kept anything in it; name that of floret node"
+    )
+    assert str(runner.invoke(floret, asked).exception) == line
+    (tmp_path / "state").mkdir()
     assert "no client has spent anything yet" in str(runner.invoke(floret, asked).exception)
     keys: dict[str, Any] = {**PROTECTED, "privacy__unit": "client", "privacy__noise": 3.0}
     site.ask("train", shared(initial()), **keys)

@@ -93,7 +93,14 @@ def test_an_older_version_is_found_and_used_again(floret: Command, tmp_path: Pat
 
 def test_what_cannot_be_restored_says_why(floret: Command, tmp_path: Path) -> None:
     states = tmp_path / "states"
-    assert floret("list", "--state-dir", states) == (2, [f"floret: --state-dir {states}: is not a directory"])
+    missing = (
+        f"floret: --state-dir {states}: is not there, so no node has kept anything in it; name that of floret node"
+    )
+    assert floret("list", "--state-dir", states) == (2, [missing])
+    states.touch()
+    nowhere = f"floret: --state-dir {states}: is no directory; name that of floret node"
+    assert floret("list", "--state-dir", states) == (2, [nowhere])
+    states.unlink()
     states.mkdir()
     nothing = f"floret: {states}: no client has a state here yet; see --state-dir"
     assert floret("list", "--state-dir", states) == (2, [nothing])
