@@ -51,7 +51,7 @@ def predict(source: Path, output: Path | None, **which: Any) -> None:
     except FloretError as error:
         raise FloretError(f"--input {source}: {error}") from error
     classes = scores.argmax(1)
-    labels = personal.class_names or tuple(str(c) for c in range(personal.classes))
+    labels = (*personal.class_names, *(str(c) for c in range(len(personal.class_names), personal.classes)))
     lines = [",".join(["input", "class", *(_quoted(f"score {label}") for label in labels)])]
     for name, c, row in zip(names, classes.tolist(), scores.tolist(), strict=True):
         lines.append(",".join([_quoted(name), _quoted(labels[c]), *(f"{score:.6g}" for score in row)]))

@@ -190,7 +190,8 @@ class Checkpoints:
         return checkpoint
 
     def _write_tensors(self, name: str, tensors: NamedArrays, *, sync: bool = True) -> _File:
-        content = save(tensors)
+        # What is saved are the bytes as they lie; not ``ascontiguousarray``, which makes vectors of numbers.
+        content = save({name: np.asarray(array, order="C") for name, array in tensors.items()})
         write_whole(self._folder / name, content, sync=sync)
         return _File(name, len(content), digest(content))
 

@@ -82,12 +82,14 @@ class FedPAC(FloretStrategy):
 
     Aggregate: mean of extractors weighted by training samples; ``P_c`` = mean weighted by samples of class c. Heads are
     combined at the end of a round, among its clients, for each of them; until a client takes part again, its
-    combination waits here. Without ``align`` no prototypes travel, without ``combine`` no head, means and energy.
+    combination waits here. One that lacks a mean of its classes keeps its own head, and nobody gets of it. Without
+    ``align`` no prototypes travel, without ``combine`` no head, means and energy.
     """
 
     shares = "extractor"
     # A square: it grows by far more than the features do while they are learned. ``head_variance`` checks it.
     statistics = frozenset({ENERGY})
+    unclipped = frozenset({"head", MEAN.removesuffix(".")})
     Parameters = FedPACParameters
     parameters: FedPACParameters
 
@@ -135,7 +137,8 @@ class FedPAC(FloretStrategy):
         """
         of_class = {name: array for name, array in arrays.items() if name.startswith(("prototype.", MEAN))}
         shares = class_shares(arrays[COUNTS], of_class) if COUNTS in arrays else {}
-        if self.parameters.combine:
+        # Without one of its means, which its policy may keep back, it would look like others that lack it, too.
+        if self.parameters.combine and all(f"{MEAN}{c}" in arrays for c in np.flatnonzero(arrays[COUNTS]).tolist()):
             moments = np.zeros((self.setup.classes, self.setup.features))
             for name, mean in of_class.items():
                 if name.startswith(MEAN):

@@ -184,8 +184,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "clipping looks at the extractor alone",
-            "for group in reply.sizes if (value",
-            'for group in {"extractor"} & reply.sizes.keys() if (value',
+            "for group in reply.sizes.keys() - self.unclipped",
+            'for group in {"extractor"} & reply.sizes.keys()',
             f"{KEYS}::test_the_aggregate_is_the_one_that_the_keys_name",
         ),
         (
@@ -214,18 +214,6 @@ DEFECTS: list[Defect] = [
     *_of(
         "rounds",
         "strategies/core/base.py",
-        (
-            "a draw forgets min-replies",
-            "max(1, round(self.config.participation * len(clients)), self.config.min_replies)",
-            "max(1, round(self.config.participation * len(clients)))",
-            f"{KEYS}::test_as_many_clients_are_drawn_as_participation_and_min_replies_say",
-        ),
-        (
-            "participation is rounded down",
-            "max(1, round(self.config.participation * len(clients)),",
-            "max(1, int(self.config.participation * len(clients)),",
-            f"{KEYS}::test_as_many_clients_are_drawn_as_participation_and_min_replies_say",
-        ),
         (
             "every round draws the same clients",
             'numpy_generator(self.config.seed, "sampling", server_round)',
@@ -3980,6 +3968,66 @@ DEFECTS: list[Defect] = [
             "    check_state_dir(states)\n",
             "",
             "tests/test_privacy.py::test_the_command_shows_what_was_spent",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "strategies/core/protection.py",
+        (
+            "the noised mean is over the expected number also where the number is known",
+            "return float(max(1, min(number_drawn(self.config, clients), clients)))",
+            "return max(self.config.participation * clients, 1.0)",
+            "tests/test_privacy.py::test_the_noised_mean_of_so_many_as_are_drawn_is_over_them",
+        ),
+    ),
+    *_of(
+        "checkpoint",
+        "server_app/checkpoint.py",
+        (
+            "a checkpoint has tensors as they lie in memory",
+            'np.asarray(array, order="C") for name',
+            "array for name",
+            "tests/test_resume.py::test_tensors_in_any_order_of_memory_come_back_as_they_were",
+        ),
+    ),
+    *_of(
+        "aggregation",
+        "strategies/fedpac.py",
+        (
+            "FedPAC's heads are clipped",
+            'unclipped = frozenset({"head", MEAN.removesuffix(".")})',
+            "unclipped = frozenset()",
+            "tests/test_aggregation.py::test_what_goes_into_no_mean_is_not_clipped",
+        ),
+    ),
+    *_of(
+        "methods",
+        "strategies/fedpac.py",
+        (
+            "FedPAC: a mean that was kept back is zero",
+            "np.flatnonzero(arrays[COUNTS]).tolist()",
+            "()",
+            "tests/test_aggregation.py::test_fedpac_combines_no_head_of_a_client_that_keeps_a_mean_back",
+        ),
+    ),
+    *_of(
+        "rounds",
+        "strategies/core/protection.py",
+        (
+            "a draw forgets min-replies",
+            "max(1, round(config.participation * clients), config.min_replies)",
+            "max(1, round(config.participation * clients))",
+            "tests/test_keys.py::test_as_many_clients_are_drawn_as_participation_and_min_replies_say",
+        ),
+    ),
+    *_of(
+        "rounds",
+        "strategies/core/protection.py",
+        (
+            "participation is rounded down",
+            "max(1, round(config.participation * clients),",
+            "max(1, int(config.participation * clients),",
+            "tests/test_keys.py::test_as_many_clients_are_drawn_as_participation_and_min_replies_say",
         ),
     ),
 ]

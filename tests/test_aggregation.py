@@ -228,6 +228,39 @@ def test_honest_clients_of_feddfpa_that_are_drawn_seldom_are_not_refused(tmp_pat
     assert federate(tmp_path, 12, tamper=larger, **keys).summary["refused"] == 0
 
 
+def test_what_goes_into_no_mean_is_not_clipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shortened: list[set[str]] = []
+
+    def noted(arrays: NamedArrays, before: Any, sizes: Any, usual: Any) -> NamedArrays:
+        shortened.append({*usual})
+        return arrays
+
+    monkeypatch.setattr("strategies.core.base.clipped", noted)
+    federate(tmp_path, 3, method="fedpac", aggregation="clipped-mean", rounds=1, local_epochs=1)
+    assert shortened == [{"extractor", "prototype"}] * 3
+
+
+def test_fedpac_combines_no_head_of_a_client_that_keeps_a_mean_back(tmp_path: Path) -> None:
+    """As a node does with ``min-class-samples``: without it the client would look like all that lack the class."""
+
+    def kept_back(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
+            sent = from_record(reply.content.array_records["arrays"])
+            del sent[next(name for name in sent if name.startswith("mean."))]
+            reply.content["arrays"] = to_record(sent)
+        return reply
+
+    outcome = federate(tmp_path, 3, method="fedpac", rounds=2, local_epochs=1, tamper=kept_back)
+    assert outcome.summary["refused"] == 0
+    second = [m for m in outcome.grid.messages if m.content.config_records["config"].get("round") == 2]
+    heads = {
+        message.metadata.dst_node_id: any(name.startswith("head.") for name in message.content.array_records["arrays"])
+        for message in second
+        if message.metadata.message_type == "train"
+    }
+    assert heads == {1000: False, 1001: True, 1002: True}
+
+
 def test_a_tensor_that_is_absurd_in_a_group_of_a_usual_size() -> None:
     norms = UpdateNorms()
     norms.note("a", {"extractor": 0.05})

@@ -64,7 +64,7 @@ from server_app.setup import build_strategy
 from strategies import METHODS
 from strategies.core import Client, FloretStrategy, Roster, Session
 from strategies.core.protection import PrivateMean, Protection
-from tests.harness import federate, kept, run_config, timeless
+from tests.harness import checkpointed, federate, kept, run_config, timeless, uploads
 from tests.local import Local
 from tests.test_losses import Halted
 from tests.test_policy import CLASSES, SIDE, Site, arrays_of, described, initial, metrics_of, shared
@@ -836,6 +836,19 @@ def test_all_clients_weigh_the_same_where_something_is_protected(
     message = next(m for m in outcome.grid.messages if m.content["config"].get("round") == 2)
     for name, array in from_record(message.content.array_records["arrays"]).items():
         np.testing.assert_allclose(array, np.mean([one[name] for one in sent], axis=0), atol=1e-5)
+
+
+@pytest.mark.parametrize(("participation", "least", "drawn"), [(0.25, 1, 2), (0.2, 5, 5), (1.0, 1, 6)])
+def test_the_noised_mean_of_so_many_as_are_drawn_is_over_them(
+    tmp_path: Path, participation: float, least: int, drawn: int
+) -> None:
+    keys: dict[str, Any] = {**CLIENT, "method": "fedavg", "privacy__epsilon": 0.0, "privacy__noise": 1e-9}
+    keys |= {"privacy__where": "server", "privacy__sampling": "fixed", "privacy__clip": 1e3, "checkpoint_every": 1}
+    outcome, sent = uploads(tmp_path / "runs", 6, rounds=1, participation=participation, min_replies=least, **keys)
+    assert len(sent) == drawn
+    every = [from_record(record) for record in sent]
+    for name, array in checkpointed(outcome).items():
+        np.testing.assert_allclose(array, np.mean([one[name] for one in every], axis=0), atol=1e-5)
 
 
 def test_in_a_round_in_which_nobody_is_drawn_noise_is_released(tmp_path: Path) -> None:

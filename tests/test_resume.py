@@ -124,6 +124,18 @@ def test_clients_are_told_after_which_rounds_a_run_was_resumed(tmp_path: Path) -
     assert told(resumed) - {()} == {(2, 4)}
 
 
+def test_tensors_in_any_order_of_memory_come_back_as_they_were(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    sent = np.arange(24.0).reshape(2, 3, 4)
+    tensors = {"columns": np.asfortranarray(sent), "turned": sent.T, "wide": np.broadcast_to(sent[0], (2, 3, 4))}
+    tensors |= {"number": np.array(3.0)}
+    checkpoints.write(Checkpoint(1, "x", (), tensors, tensors, {}, [], {}, 1.0))
+    (read, _) = checkpoints.read()
+    for found in (read.arrays, read.strategy):
+        assert all(np.array_equal(found[name], array) for name, array in tensors.items())
+        assert found["number"].shape == ()
+
+
 def test_half_a_line_at_the_end_of_the_history_is_run_again(tmp_path: Path) -> None:
     keys = keys_of("fedper")
     whole = federate(tmp_path / "whole", CLIENTS, **keys)

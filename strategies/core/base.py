@@ -25,7 +25,7 @@ from strategies.core.aggregate import MakeAggregate, WeightedMean
 from strategies.core.exchange import send_and_receive
 from strategies.core.method import Method, Setup
 from strategies.core.post_office import PostOffice
-from strategies.core.protection import Protection
+from strategies.core.protection import Protection, number_drawn
 from strategies.core.replies import EvaluateReply, OutdatedError, PlanAnswer, TrainReply, discard, notes_in
 from strategies.core.roster import Client, Roster
 from strategies.core.session import Session, Watcher
@@ -101,6 +101,7 @@ class FloretStrategy(Method, Strategy):
         relays: whether what clients send is kept in ``post`` for others.
         statistics: groups of tensors whose size says nothing of an update: honest ones may differ by any factor, and
             ``accumulate`` checks their range itself.
+        unclipped: groups of tensors that go into no mean, which ``aggregation="clipped-mean"`` leaves as they came.
         parameters: the method's own.
         arrays: the global tensors that this round began with, to read.
         round: the round that clients train in, from 1.
@@ -119,6 +120,7 @@ class FloretStrategy(Method, Strategy):
     serves_global: ClassVar[bool] = False
     relays: ClassVar[bool] = False
     statistics: ClassVar[frozenset[str]] = frozenset()
+    unclipped: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, setting: StrategySetting) -> None:
         self.setup = setting.setup
@@ -171,7 +173,7 @@ class FloretStrategy(Method, Strategy):
         """Return how many of the ``clients`` that are there take part: round(participation * clients), at least one and
         ``min-replies``.
         """
-        return max(1, round(self.config.participation * len(clients)), self.config.min_replies)
+        return number_drawn(self.config, len(clients))
 
     def sample(self, server_round: int) -> list[Client]:
         """Draw as many clients as are ``wanted``, without replacement, of those that are there; roster order."""
@@ -600,7 +602,11 @@ class FloretStrategy(Method, Strategy):
                 self.norms.check_tensors(reply.payload.tensors, self._floors)
         client, payload, tensors = reply.client, reply.payload, reply.payload.tensors
         if self.config.aggregation == "clipped-mean":
-            usual = {group: value for group in reply.sizes if (value := self.norms.usual(group)) is not None}
+            usual = {
+                group: value
+                for group in reply.sizes.keys() - self.unclipped
+                if (value := self.norms.usual(group)) is not None
+            }
             tensors = clipped(tensors, self._before, reply.sizes, usual)
         self.accumulate(client, tensors, self.roster.counted(payload.samples))
         # From here on nothing is refused, so that a refused client leaves nothing behind.

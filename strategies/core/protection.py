@@ -8,7 +8,7 @@ import numpy as np
 from common.config import RunConfig
 from common.names import without_prefix
 from common.privacy.accounting import LARGEST_EPSILON, Release, epsilon_of
-from common.privacy.calibration import noise_of_clients, rate_of_clients
+from common.privacy.calibration import drawn_in_secret, noise_of_clients, rate_of_clients
 from common.privacy.ledger import Ledger, Line
 from common.privacy.noise import Noise, clipped, norm_of
 from common.tensors import NamedArrays
@@ -56,6 +56,11 @@ class PrivateMean:
             noised = total + self._noise.once(total.shape, self._deviation)
             moved[name] = (self._before[name] + noised / self._expected).astype(self._before[name].dtype)
         return moved
+
+
+def number_drawn(config: RunConfig, clients: int) -> int:
+    """Return how many of so many ``clients`` are to be drawn where that is no secret; it may be more than there are."""
+    return max(1, round(config.participation * clients), config.min_replies)
 
 
 class Protection:
@@ -191,7 +196,9 @@ class Protection:
         return min(epsilon_of(releases, self.keys.delta, self.keys.accountant), LARGEST_EPSILON)
 
     def _expected(self, clients: int) -> float:
-        return max(self.config.participation * clients, 1.0)
+        if drawn_in_secret(self.keys):
+            return max(self.config.participation * clients, 1.0)
+        return float(max(1, min(number_drawn(self.config, clients), clients)))
 
     def _share_noise(self, expected: float) -> float:
         return max(expected * _SHARE_NOISE, noise_of_clients(self.config))
