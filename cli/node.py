@@ -8,7 +8,7 @@ import click
 from cli.paths import NamedPath
 from cli.ranges import NumberRange, WholeRange
 from common.errors import FloretError
-from common.home import floret_home
+from common.home import states_folder
 
 
 @click.command()
@@ -73,7 +73,7 @@ def node(
         client_name=client_name,
         data_dir=_absolute(data_dir),
         partition=_partition(partition),
-        state_dir=_absolute(state_dir) or floret_home() / "state",
+        state_dir=states_folder(state_dir).absolute(),
         device=device,
         max_wait=max_wait,
         keep_runs=keep_runs,

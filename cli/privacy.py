@@ -6,7 +6,7 @@ import click
 
 from cli.paths import NamedPath
 from cli.ranges import NumberRange
-from common.home import floret_home
+from common.home import states_folder
 
 
 @click.command()
@@ -25,7 +25,7 @@ def privacy(client_name: str | None, state_dir: Path | None, delta: float, lines
     from common.errors import FloretError
     from common.privacy.ledger import FOLDER, UNPROTECTED, Ledger, spent_by_client, spent_by_example
 
-    states = state_dir.expanduser() if state_dir else floret_home() / "state"
+    states = states_folder(state_dir)
     check_state_dir(states)
     folder = states / FOLDER
     # Of a ledger that lost its lines the other file tells.

@@ -8,7 +8,7 @@ import click
 
 from cli.paths import NamedPath
 from common.errors import FloretError
-from common.home import floret_home
+from common.home import states_folder
 
 
 def _of_personal(command: Callable[..., None]) -> Callable[..., None]:
@@ -91,8 +91,7 @@ def export(output: Path, **which: Any) -> None:
 def _personal(state_dir: Path | None, federation: str, method: str | None, client_name: str | None, device: str) -> Any:
     from client_app.serving import find_personal, load_personal
 
-    folder = state_dir.expanduser() if state_dir else floret_home() / "state"
-    personal = load_personal(find_personal(folder, federation, method, client_name), device)
+    personal = load_personal(find_personal(states_folder(state_dir), federation, method, client_name), device)
     for note in personal.notes:
         click.echo(f"floret: {note}", err=True)
     return personal

@@ -9,7 +9,7 @@ import click
 from cli.paths import NamedPath
 from cli.ranges import WholeRange
 from common.errors import FloretError
-from common.home import floret_home
+from common.home import states_folder
 
 
 def _of_states(command: Callable[..., None]) -> Callable[..., None]:
@@ -41,7 +41,7 @@ def list_versions(state_dir: Path | None, federation: str | None, method: str | 
     from client_app.inventory import entries, shelves
 
     rows = [("federation", "method", "client", "version", "run", "round", "when", "bytes", "")]
-    for shelf in shelves(_folder(state_dir), federation, method, client_name):
+    for shelf in shelves(states_folder(state_dir), federation, method, client_name):
         for entry in entries(shelf):
             version = entry.version
             when = f"{datetime.fromtimestamp(entry.written):%Y-%m-%d %H:%M:%S}" if entry.written else "?"
@@ -68,7 +68,7 @@ def restore(
     from client_app.inventory import restore as restored
     from client_app.inventory import shelves
 
-    folder = _folder(state_dir)
+    folder = states_folder(state_dir)
     entry, new = restored(shelves(folder, federation, method, client_name), folder, version)
     assert entry.version
     click.echo(f"{entry.shelf}: version {version}, of round {entry.version.round}, is in use again, as version {new}")
@@ -89,7 +89,7 @@ def remove(
 
     if federation is None:
         raise FloretError("--federation: name the one whose personal models are to be deleted")
-    folder = _folder(state_dir)
+    folder = states_folder(state_dir)
     found = shelves(folder, federation, method, client_name)
     said = "; ".join(map(str, found))
     if not yes and not _confirmed(f"Delete the personal models of {said}?"):
@@ -112,7 +112,3 @@ def _confirmed(question: str) -> bool:
         if sys.stdin.isatty():
             raise
         raise FloretError("nothing was deleted: nobody answers here; --yes does not ask") from end
-
-
-def _folder(state_dir: Path | None) -> Path:
-    return state_dir.expanduser() if state_dir else floret_home() / "state"

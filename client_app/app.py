@@ -26,7 +26,7 @@ from common.config import RunConfig, one_of, read_keys
 from common.durable import write_whole
 from common.errors import ConfigError, DataError, FloretError, one_line
 from common.filters import ClientFilters
-from common.home import floret_home
+from common.home import states_folder
 from common.names import without_prefix
 from common.privacy.ledger import Ledger, note_unprotected
 from common.registry import load_class
@@ -185,7 +185,7 @@ class Request:
     @property
     def state_dir(self) -> Path:
         """The directory in which this node keeps the states of clients."""
-        return Path(str(self.context.node_config.get("state-dir", floret_home() / "state"))).expanduser()
+        return states_folder(str(self.context.node_config.get("state-dir", "")))
 
     @cached_property
     def store(self) -> Store:
@@ -371,7 +371,8 @@ def _without_paths(content: RecordDict, request: Request) -> RecordDict:
             said = texts[key]
             lines = [said] if isinstance(said, str) else [str(line) for line in cast(list[str], said)]
             for path in sorted(paths, key=len, reverse=True):
-                if path.startswith("/"):  # a relative one says nothing of where it is
+                # A relative one says nothing of where it is, nor does "/".
+                if path.startswith("/") and path != "/":
                     lines = [line.replace(path, f"<{paths[path]}>") for line in lines]
             texts[key] = lines[0] if isinstance(said, str) else lines
     return content

@@ -9,6 +9,11 @@ def floret_home() -> Path:
     return Path(os.environ.get("FLORET_HOME", "~/.floret")).expanduser()
 
 
+def states_folder(state_dir: Path | str | None) -> Path:
+    """Return the folder of the states of a device's clients: ``state_dir``, by default one in ``FLORET_HOME``."""
+    return Path(state_dir).expanduser() if state_dir else floret_home() / "state"
+
+
 def importing_from(app: Path) -> dict[str, str]:
     """Return the environment of a process that imports Floret from the folder ``app`` and not the installed one."""
     path = os.pathsep.join(filter(None, [str(app.resolve()), os.environ.get("PYTHONPATH", "")]))

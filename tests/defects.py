@@ -4012,7 +4012,7 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "rounds",
-        "strategies/core/protection.py",
+        "common/privacy/calibration.py",
         (
             "a draw forgets min-replies",
             "max(1, round(config.participation * clients), config.min_replies)",
@@ -4022,12 +4022,22 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "rounds",
-        "strategies/core/protection.py",
+        "common/privacy/calibration.py",
         (
             "participation is rounded down",
             "max(1, round(config.participation * clients),",
             "max(1, int(config.participation * clients),",
             "tests/test_keys.py::test_as_many_clients_are_drawn_as_participation_and_min_replies_say",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/app.py",
+        (
+            "a text for the server loses its slashes where the data are in the root",
+            'if path.startswith("/") and path != "/":',
+            'if path.startswith("/"):',
+            "tests/test_policy.py::test_a_text_for_the_server_stays_whole_where_the_data_are_in_the_root",
         ),
     ),
 ]

@@ -646,6 +646,15 @@ def test_a_demo_node_reads_only_the_folder_of_its_own_command_line(tmp_path: Pat
     assert "secret" not in line
 
 
+def test_a_text_for_the_server_stays_whole_where_the_data_are_in_the_root(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.node |= {"partition-id": 0, "num-partitions": 2, "data-dir": "/"}
+    line = site.refusal("query.describe", dataset="npz", data_dir="")
+    # Nor is every "/" in it the folder's name.
+    site.node["data-dir"] = str(tmp_path)
+    assert line == site.refusal("query.describe", dataset="npz", data_dir="").replace("<data-dir>", "/")
+
+
 def test_the_audit_file_has_what_left(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.ask("query.describe")

@@ -12,6 +12,11 @@ def drawn_in_secret(privacy: Privacy) -> bool:
     return privacy.by_server and privacy.sampling == "poisson"
 
 
+def number_drawn(config: RunConfig, clients: int) -> int:
+    """Return how many of so many ``clients`` are to be drawn where that is no secret; it may be more than there are."""
+    return max(1, round(config.participation * clients), config.min_replies)
+
+
 def rate_of_clients(config: RunConfig) -> float:
     """Return the probability of a client to be in a round that amplifies its privacy; 1 where nothing does."""
     return config.participation if drawn_in_secret(config.privacy) else 1.0

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from common.errors import ConfigError, FloretError, printable
 from common.filters import Filter, Payload, filtered
 from common.norms import group_of, root_mean_squares
-from common.privacy.calibration import drawn_in_secret
+from common.privacy.calibration import drawn_in_secret, number_drawn
 from common.seeds import numpy_generator
 from common.tensors import NamedArrays
 from common.wire import check_finite, pack, packed_again, payload_bytes, to_record, unpack, views
@@ -25,7 +25,7 @@ from strategies.core.aggregate import MakeAggregate, WeightedMean
 from strategies.core.exchange import send_and_receive
 from strategies.core.method import Method, Setup
 from strategies.core.post_office import PostOffice
-from strategies.core.protection import Protection, number_drawn
+from strategies.core.protection import Protection
 from strategies.core.replies import EvaluateReply, OutdatedError, PlanAnswer, TrainReply, discard, notes_in
 from strategies.core.roster import Client, Roster
 from strategies.core.session import Session, Watcher

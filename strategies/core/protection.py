@@ -8,7 +8,7 @@ import numpy as np
 from common.config import RunConfig
 from common.names import without_prefix
 from common.privacy.accounting import LARGEST_EPSILON, Release, epsilon_of
-from common.privacy.calibration import drawn_in_secret, noise_of_clients, rate_of_clients
+from common.privacy.calibration import drawn_in_secret, noise_of_clients, number_drawn, rate_of_clients
 from common.privacy.ledger import Ledger, Line
 from common.privacy.noise import Noise, clipped, norm_of
 from common.tensors import NamedArrays
@@ -56,11 +56,6 @@ class PrivateMean:
             noised = total + self._noise.once(total.shape, self._deviation)
             moved[name] = (self._before[name] + noised / self._expected).astype(self._before[name].dtype)
         return moved
-
-
-def number_drawn(config: RunConfig, clients: int) -> int:
-    """Return how many of so many ``clients`` are to be drawn where that is no secret; it may be more than there are."""
-    return max(1, round(config.participation * clients), config.min_replies)
 
 
 class Protection:
