@@ -200,7 +200,8 @@ class Plan:
         Raises:
             ConfigError: no noise is enough for the target.
         """
-        count = max(count, 1.0)
+        # So few would make the noise of a step that of a batch of one; what is noise already may be bounded.
+        count = max(count, COUNT.noise)
         steps = max(1, round(count / config.batch_size))
         noise = calibrated_noise(config, 1 / steps, steps * passes * config.rounds, COUNT)
         return cls(noise, steps, count / steps)

@@ -181,8 +181,11 @@ def check_finite(name: str, array: np.ndarray) -> None:
 
 
 def payload_bytes(record: ArrayRecord) -> int:
-    """Return the bytes of all tensors in a record as they travel, without names and headers."""
-    return sum(len(array.data) - (_after_header(array) if array.stype == DENSE else 0) for array in record.values())
+    """Return the bytes of all tensors in a record as they travel, without names and headers; of one whose header says
+    that it is longer than all of it, none.
+    """
+    headers = ((array, _after_header(array) if array.stype == DENSE else 0) for array in record.values())
+    return sum(max(len(array.data) - header, 0) for array, header in headers)
 
 
 def unpacked_bytes(record: ArrayRecord) -> int:

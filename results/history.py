@@ -160,7 +160,7 @@ class Round:
         clients: by name, those that trained or were measured.
         before, after: accuracy before and after local training over the clients, by split: ``test``, ``validation``.
         loss: mean over the clients that trained; None if none did.
-        bytes: of all clients.
+        bytes: of all clients that were asked, those that were refused included.
         refused, notes: in the order of their arrival.
         seconds: from the first message to the last reply, evaluation included.
         epsilon: what the client that has spent most on privacy has spent in this run; None if nothing is protected.
@@ -187,6 +187,7 @@ class Round:
         notes: Sequence[Note],
         seconds: float,
         epsilon: float | None = None,
+        others: Sequence[Traffic] = (),
     ) -> Self:
         """Return a round with the figures over its clients.
 
@@ -198,6 +199,7 @@ class Round:
             notes: what clients reported besides.
             seconds: that the round took.
             epsilon: as of the round.
+            others: what travelled to and from those that were asked and are not among the clients.
         """
 
         def spreads(when: str) -> dict[str, Spread]:
@@ -215,7 +217,7 @@ class Round:
             before=spreads("before"),
             after=spreads("after"),
             loss=sum(losses) / len(losses) if losses else None,
-            bytes=_total(client.bytes for client in clients.values()),
+            bytes=_total([*(client.bytes for client in clients.values()), *others]),
             refused=tuple(refused),
             notes=tuple(notes),
             seconds=seconds,

@@ -209,18 +209,20 @@ def _train(
 def round_of(server_round: int, strategy: FloretStrategy, seconds: float) -> Round:
     """Return the round that the strategy has just finished; it took ``seconds``."""
     results = strategy.results
+    sent = {name: Traffic(strategy.received[name], strategy.sent[name]) for name in strategy.sent}
     return Round.of(
         server_round,
-        {name: _client_round(result) for name, result in results.items()},
+        {name: _client_round(result, sent.pop(name, Traffic())) for name, result in results.items()},
         {name: {split: getattr(result.client, split) for split in SPLITS} for name, result in results.items()},
         [Refusal(name, reason) for name, reason in strategy.refused],
         [Note(name, note) for name, note in strategy.notes],
         seconds,
         strategy.protection.epsilon if strategy.protection else None,
+        list(sent.values()),
     )
 
 
-def _client_round(result: ClientResult) -> ClientRound:
+def _client_round(result: ClientResult, traffic: Traffic) -> ClientRound:
     def measured(when: str) -> Scores:
         return Scores(**{split: result.metrics.get(f"{when}.{split}") for split in SPLITS})
 
@@ -229,7 +231,7 @@ def _client_round(result: ClientResult) -> ClientRound:
         before=measured("before"),
         after=measured("after"),
         loss=result.metrics.get("loss") if result.trained else None,
-        bytes=Traffic(result.up, result.down),
+        bytes=traffic,
         seconds=result.metrics.get("seconds"),
         peers=result.peers,
         epsilon=result.metrics.get("epsilon"),

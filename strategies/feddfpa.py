@@ -46,6 +46,10 @@ class FedDFPA(FloretStrategy):
                 "feddfpa.fusion=false"
             )
 
+    def replaced(self) -> frozenset[str]:
+        """Return the head where a client neither fuses the received one into its own nor began with the same."""
+        return frozenset({"head"} if self.parameters.own_start and not self.parameters.fusion else ())
+
     @classmethod
     def uplink(cls, setup: Setup) -> Specs:
         """Return the head and a prototype for each class, the latter optional."""

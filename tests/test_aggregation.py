@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +17,7 @@ from client_app.app import Request, app
 from common.errors import ConfigError, FloretError
 from common.norms import root_mean_squares
 from common.tensors import NamedArrays
-from common.wire import from_record, to_record
+from common.wire import from_record, payload_bytes, to_record
 from server_app.checkpoint import Checkpoints
 from strategies.core import Client, Median, Roster, TrimmedMean, UpdateNorms
 from strategies.core.spool import spooled
@@ -226,6 +226,54 @@ def test_honest_clients_of_feddfpa_that_are_drawn_seldom_are_not_refused(tmp_pat
     keys: dict[str, Any] = {"method": "feddfpa", "rounds": 12, "participation": 0.3, "local_epochs": 1, "seed": seed}
     keys |= {"lr": 1e-4, "max_samples": 300, "evaluate_every": 12, "min_samples": 2}
     assert federate(tmp_path, 12, tamper=larger, **keys).summary["refused"] == 0
+
+
+def test_heads_that_start_from_nothing_sent_are_no_updates(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"method": "feddfpa", "feddfpa__own_start": True, "feddfpa__fusion": False, "rounds": 12}
+    keys |= {"participation": 0.2, "local_epochs": 2, "lr_decay": 0.5, "head_layers": 2, "max_samples": 600}
+    outcome = federate(tmp_path, 5, aggregation="trimmed-mean", **keys)
+    assert outcome.summary["refused"] == 0
+
+
+def test_what_travels_counts_whatever_becomes_of_it(tmp_path: Path) -> None:
+    travelled = {"up": 0, "down": 0}
+
+    def seen(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type in ("train", "evaluate"):
+            for way, content in (("down", message.content), ("up", reply.content)):
+                record = content.array_records.get("arrays")
+                travelled[way] += payload_bytes(record) if record else 0
+        if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1001:
+            reply.content["metrics"] = MetricRecord({"num-examples": 0})
+        return reply
+
+    outcome = federate(tmp_path, 3, tamper=seen, method="fedavg", rounds=2, participation=0.67, evaluate_every=2)
+    assert outcome.summary["refused"] > 0
+    assert outcome.summary["bytes"] == travelled
+    assert travelled["up"] > 0
+
+
+@pytest.mark.parametrize("keys", [{"privacy__unit": "client", "privacy__noise": 1.0}, {"privacy__unit": "example"}])
+def test_who_tells_no_accuracy_is_not_sent_a_model_to_measure(tmp_path: Path, keys: dict[str, Any]) -> None:
+    kinds: list[str] = []
+
+    def seen(message: Message, reply: Message) -> Message:
+        kinds.append(message.metadata.message_type)
+        return reply
+
+    federate(
+        tmp_path,
+        3,
+        tamper=seen,
+        method="fedavg",
+        rounds=1,
+        participation=0.34,
+        evaluate_every=1,
+        num_classes=10,
+        **keys,
+    )
+    assert "evaluate" not in kinds
+    assert "train" in kinds
 
 
 def test_what_goes_into_no_mean_is_not_clipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from client_app.app import Request
 from client_app.batches import Batch, passes
 from client_app.client import FEEDS, MEMORY, MODEL, FloretClient
 from client_app.clipping import clipping
-from client_app.protection import COUNT
+from client_app.protection import COUNT, Plan
 from client_app.protection import Protection as ClientProtection
 from client_app.state import FileStore
 from common.config import RunConfig, read_keys
@@ -451,6 +451,12 @@ def test_a_single_step_has_the_noise_of_what_is_released_at_once(
     # The noisy count is released at once, too.
     assert (asked["once"] > 1) == (draws == 4)
     assert (asked["normal"] > 1) == (draws == 1)
+
+
+def test_a_noised_count_below_its_deviation_makes_no_batch_of_one_example(tmp_path: Path) -> None:
+    config = config_of(tmp_path, privacy__unit="example", privacy__epsilon=0.0, privacy__noise=1.0, batch_size=32)
+    assert {Plan.of(config, count, 1) for count in (-16.4, 0.1, 20.0)} == {Plan(noise=1.0, steps=1, batch=20.0)}
+    assert Plan.of(config, 64.0, 1) == Plan(noise=1.0, steps=2, batch=32.0)
 
 
 def test_a_layer_that_is_used_twice_has_no_gradients_of_examples() -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -13,13 +14,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from common.accuracies import NONE
 from common.errors import ConfigError, FloretError, printable
 from common.filters import Filter, Payload, filtered
 from common.norms import group_of, root_mean_squares
 from common.privacy.calibration import drawn_in_secret, number_drawn
 from common.seeds import numpy_generator
 from common.tensors import NamedArrays
-from common.wire import check_finite, pack, packed_again, payload_bytes, to_record, unpack, views
+from common.wire import check_finite, find_record, pack, packed_again, payload_bytes, to_record, unpack, views
 from models import check_examples
 from strategies.core.aggregate import MakeAggregate, WeightedMean
 from strategies.core.exchange import send_and_receive
@@ -44,14 +46,12 @@ class ClientResult:
     """What the server knows of one client's part in a round.
 
     ``metrics`` are the client's own: accuracies ``before.test``, ``after.validation`` and so on in [0, 1], ``loss``,
-    ``seconds``. ``up`` and ``down`` are bytes of tensors. ``peers`` are the clients whose tensors it was sent.
+    ``seconds``. ``peers`` are the clients whose tensors it was sent.
     """
 
     client: Client
     trained: bool
     metrics: dict[str, float]
-    up: int
-    down: int
     peers: tuple[str, ...] = ()
 
 
@@ -77,14 +77,13 @@ class StrategySetting:
 @dataclass(frozen=True)
 class _Reply:
     """What a client sent after training: ``packed`` are its tensors as they came, if they are kept for others and no
-    filter changed them; ``up`` are their bytes, ``sizes`` those of its update by group.
+    filter changed them; ``sizes`` are those of its update by group.
     """
 
     client: Client
     payload: Payload
     packed: Mapping[str, Array] | None
     metrics: dict[str, float]
-    up: int
     sizes: dict[str, float]
 
 
@@ -109,6 +108,8 @@ class FloretStrategy(Method, Strategy):
         peers: by name, the clients whose tensors out of ``post`` a client is sent in this round; for the history.
         norms: how large updates usually are.
         results: what each client did in this round, by name, in roster order.
+        sent, received: bytes of the tensors that travelled in this round to each client and from it, by name, whatever
+            became of them.
         refused: client and reason of each reply that this round went on without.
         notes: client and line of whatever is told besides: what a client reported, such as a damaged file; that it
             is away.
@@ -137,7 +138,9 @@ class FloretStrategy(Method, Strategy):
         self.notes: list[tuple[str, str]] = []
         self._new_aggregate, self._filters = setting.aggregate, setting.filters
         self._aggregate = self._new_aggregate()
-        self._asked: dict[str, int] = {}
+        self.sent: Counter[str] = Counter()
+        self.received: Counter[str] = Counter()
+        self._asked: set[str] = set()
         self._silent: set[str] = set()
         self.peers: dict[str, tuple[str, ...]] = {}
         self._record, self._packed = ArrayRecord(), ArrayRecord()
@@ -235,6 +238,12 @@ class FloretStrategy(Method, Strategy):
         """
         return arrays
 
+    def replaced(self) -> frozenset[str]:
+        """Return the groups of global tensors that clients do not train from: what they send of them is no update, and
+        is judged as it is.
+        """
+        return frozenset()
+
     def accumulate(self, client: Client, arrays: NamedArrays, samples: int) -> None:
         """Take in what a client sent, after it was checked against ``uplink``: add it to the aggregate."""
         self._aggregate.add(arrays, self.weight(samples))
@@ -274,8 +283,7 @@ class FloretStrategy(Method, Strategy):
         self.start_round(arrays)
         self.round = server_round
         clients = self.prepare(server_round, self.sample(server_round), grid)
-        for client in clients:
-            self._asked.setdefault(client.name, 0)
+        self._asked.update(client.name for client in clients)
         return self._messages(clients, MessageType.TRAIN, server_round, config)
 
     def aggregate_train(
@@ -322,15 +330,14 @@ class FloretStrategy(Method, Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return a message for each client that did not take part in this round, but for those that were asked and did
-        not answer.
+        not answer, and those that tell no accuracies.
 
         A global model is sent as the round began with it, not the new ``arrays``: so all clients measure the same one
         *before*.
         """
         known = self.results.keys() | self._silent
-        absent = [client for client in self.roster.present() if client.name not in known]
-        for client in absent:
-            self._asked.setdefault(client.name, 0)
+        absent = [client for client in self.roster.present() if client.name not in known and self._tells(client)]
+        self._asked.update(client.name for client in absent)
         return self._messages(absent, MessageType.EVALUATE, server_round, config)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -345,9 +352,9 @@ class FloretStrategy(Method, Strategy):
                 self._doubt(client, reason)
                 self.refuse(client, str(reason))
                 continue
-            down = self._asked.pop(client.name)
+            self._asked.discard(client.name)
             if any(name.startswith(("before.", "after.")) for name in metrics):
-                self.results[client.name] = ClientResult(client, False, metrics, 0, down)
+                self.results[client.name] = ClientResult(client, False, metrics)
         self.refuse_silent()
         order = {client.name: place for place, client in enumerate(self.roster)}
         self.results = dict(sorted(self.results.items(), key=lambda item: order[item[0]]))
@@ -373,8 +380,7 @@ class FloretStrategy(Method, Strategy):
             told: scalars and lists of scalars that all of them are sent beside the tensors.
         """
         kind = f"{MessageType.QUERY}.plan"
-        for name in questions:
-            self._asked.setdefault(name, 0)
+        self._asked.update(questions)
         messages = (
             self._message(self.roster[name], kind, self._pack(tensors), server_round, ConfigRecord({**(told or {})}))
             for name, tensors in questions.items()
@@ -392,8 +398,8 @@ class FloretStrategy(Method, Strategy):
 
     def start_round(self, arrays: ArrayRecord) -> None:
         """Begin a round with the global ``arrays``: nobody was asked, nobody refused."""
-        self.results, self.refused, self.notes, self._asked, self._silent = {}, [], [], {}, set()
-        self.peers = {}
+        self.results, self.refused, self.notes, self._asked, self._silent = {}, [], [], set(), set()
+        self.peers, self.sent, self.received = {}, Counter(), Counter()
         self._set_arrays(arrays)
 
     def need_stages(self, setting: str) -> None:
@@ -448,6 +454,8 @@ class FloretStrategy(Method, Strategy):
             if client is not None and client.name in self._asked:
                 if message.has_error():
                     self._silent.add(client.name)
+                elif message.has_content() and (record := find_record(message.content, "arrays", ArrayRecord)):
+                    self.received[client.name] += payload_bytes(record)
                 for line in notes_in(message):
                     self.notes.append((client.name, line))
                     log.warning("Client %s: %s", client.name, line)
@@ -458,11 +466,15 @@ class FloretStrategy(Method, Strategy):
 
     def refuse(self, client: Client, reason: str) -> None:
         """Go on without ``client`` in this round, and say why in log and history."""
-        self._asked.pop(client.name, None)
+        self._asked.discard(client.name)
         # A filter or a method may quote what the client sent.
         line = printable(reason)
         self.refused.append((client.name, line))
         log.warning("Client %s refused: %s", client.name, line)
+
+    def _tells(self, client: Client) -> bool:
+        """Return whether a client tells accuracies: on a node no protected one does."""
+        return client.accuracies != NONE and (self.protection is None or self.roster.trusted)
 
     def _doubt(self, client: Client, reason: FloretError) -> None:
         """Have a client asked again who it is, if it was refused because it has other samples than it said."""
@@ -471,7 +483,8 @@ class FloretStrategy(Method, Strategy):
 
     def refuse_silent(self) -> None:
         """Refuse those that were asked and did not answer."""
-        for name in list(self._asked):
+        # In the order of the roster: that of a set is another one in every process.
+        for name in [client.name for client in self.roster if client.name in self._asked]:
             self._silent.add(name)
             self.refuse(self.roster[name], f"no answer within round-timeout = {self.config.round_timeout:g} s")
 
@@ -481,7 +494,8 @@ class FloretStrategy(Method, Strategy):
         """Take the global tensors; what is sent of them is packed when the first client is sent them."""
         self.arrays = views(record)
         # What an update is the difference to.
-        self._before = {name: array for name, array in self.arrays.items() if group_of(name) in self._trained}
+        trained = self._trained - self.replaced()
+        self._before = {name: array for name, array in self.arrays.items() if group_of(name) in trained}
         # Groups of which differences are measured. Without global tensors to differ from, as in a relay, it is weights.
         self._moved = {group_of(name) for name in self._before}
         self._floors = root_mean_squares(self.arrays, {})
@@ -515,7 +529,7 @@ class FloretStrategy(Method, Strategy):
                 **self.session.scalars(),
             }
         )
-        self._asked[client.name] += payload_bytes(arrays)
+        self.sent[client.name] += payload_bytes(arrays)
         if self.watcher:
             self.watcher.asked(client.name)
         content = RecordDict({"arrays": arrays, "config": scalars})
@@ -537,7 +551,7 @@ class FloretStrategy(Method, Strategy):
         payload = replace(payload, tensors=self.decoded(client, payload.tensors))
         sizes = self._sizes(payload)
         as_it_came = dict(reply.record) if self.relays and payload.tensors is arrays else None
-        return _Reply(client, payload, as_it_came, reply.metrics, reply.up, sizes)
+        return _Reply(client, payload, as_it_came, reply.metrics, sizes)
 
     def _sizes(self, payload: Payload) -> dict[str, float]:
         """Return the size of what a client sent by group, as ``UpdateNorms`` has it.
@@ -617,9 +631,9 @@ class FloretStrategy(Method, Strategy):
             as_it_came = reply.packed if tensors is payload.tensors else None
             kept = pack(tensors, self._uplink, self.config.wire) if as_it_came is None else as_it_came
             self.post.put(client.name, payload.round, kept)
-        down = self._asked.pop(client.name)
+        self._asked.discard(client.name)
         peers = self.peers.get(client.name, ())
-        self.results[client.name] = ClientResult(client, True, reply.metrics, reply.up, down, peers)
+        self.results[client.name] = ClientResult(client, True, reply.metrics, peers)
 
     def _note(self, reply: "_Reply") -> None:
         """Let an update count for what is usual."""
