@@ -17,7 +17,7 @@ from safetensors.torch import save
 from client_app.audit import Audit
 from client_app.client import MEMORY, MODEL, ClientSetting, FloretClient, Resident
 from client_app.keeping import Quota
-from client_app.policy import Outgoing, Policy, PolicyError
+from client_app.policy import Outgoing, Policy, PolicyError, names_partition, partition_of
 from client_app.protection import Budget, within
 from client_app.runtime import device_of, enter_app_folder, use_threads
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext, Store, identity, own_seed
@@ -82,7 +82,7 @@ class Request:
         The text of an error that nobody expects is that of PyTorch or NumPy, and may quote anything.
         """
         protected = str(self.context.run_config.get("privacy.unit", "none")) != "none"
-        own = not in_simulation() and (protected or "partition-id" not in self.context.node_config)
+        own = not in_simulation() and (protected or not names_partition(self.context.node_config))
         return own and (isinstance(error, DataError) or not isinstance(error, FloretError))
 
     @cached_property
@@ -147,13 +147,14 @@ class Request:
             FloretError: the node config names neither, or not the folder of the run's dataset.
         """
         node, config = self.context.node_config, self.config
-        if "partition-id" in node and "num-partitions" in node:
+        partition = partition_of(node)
+        if partition:
             if self.policy and not config.data_dir and config.dataset != "digits":
                 raise FloretError(
                     f"dataset = {config.dataset!r}: this node was started without --data-dir, the folder that has it; "
                     "it reads no other"
                 )
-            return load_client(config, int(node["partition-id"]), int(node["num-partitions"]))
+            return load_client(config, *partition)
         if "data-dir" in node:
             cache, cut = self.state_dir / ".cache" / self.name, None
             if self.policy and self.own_seed is not None:
@@ -170,7 +171,7 @@ class Request:
     def has_own_data(self) -> bool:
         """Whether this client's data are those of its ``data-dir``, not a partition of the run's dataset."""
         node = self.context.node_config
-        return "data-dir" in node and "partition-id" not in node
+        return "data-dir" in node and not names_partition(node)
 
     @cached_property
     def own_seed(self) -> int | None:
@@ -179,7 +180,7 @@ class Request:
         Raises:
             FloretError: it cannot be kept.
         """
-        partition = "partition-id" in self.context.node_config
+        partition = names_partition(self.context.node_config)
         return None if self.policy is None or partition else own_seed(self.state_dir)
 
     @property

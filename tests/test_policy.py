@@ -628,6 +628,28 @@ def test_a_node_says_how_it_tells_accuracies(tmp_path: Path) -> None:
     assert described(site)["accuracies"] == "exact"
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"partition-id": 0}, "has partition-id without num-partitions; a node with data of its own has neither"),
+        ({"num-partitions": 2}, "has num-partitions without partition-id; a node with data of its own has neither"),
+        ({"partition-id": 2, "num-partitions": 2}, "must be a whole number from 0 to num-partitions - 1 = 1"),
+        ({"partition-id": -1, "num-partitions": 2}, "must be a whole number from 0 to num-partitions - 1 = 1"),
+        ({"partition-id": 0.5, "num-partitions": 2}, "must be a whole number from 0 to num-partitions - 1 = 1"),
+        ({"partition-id": 0, "num-partitions": 0}, "num-partitions = 0 in the node config: must be a whole number"),
+        ({"partition-id": 0, "num-partitions": "2"}, "num-partitions = '2' in the node config: must be a whole number"),
+    ],
+)
+def test_a_partition_that_is_half_named_or_is_none_opens_nothing(
+    tmp_path: Path, keys: dict[str, Any], said: str
+) -> None:
+    site = Site(tmp_path)
+    site.node |= keys
+    assert said in site.refusal("query.describe")
+    assert said in site.refusal(arrays=shared(initial()), max_samples=1)
+    assert not (tmp_path / "state" / "default").exists()
+
+
 def test_a_demo_node_reads_only_the_folder_of_its_own_command_line(tmp_path: Path) -> None:
     site = Site(tmp_path)
     secret = tmp_path / "secret"
@@ -758,7 +780,7 @@ def test_a_policy_that_cannot_be_read_permits_nothing(tmp_path: Path, text: str,
 def test_a_key_that_a_file_lacks_is_as_without_the_file(tmp_path: Path) -> None:
     file = tmp_path / "policy.yaml"
     file.write_text("max-classes: 7")
-    own, demo = {"policy": str(file)}, {"policy": str(file), "partition-id": 0}
+    own, demo = {"policy": str(file)}, {"policy": str(file), "partition-id": 0, "num-partitions": 2}
     assert Policy.of(own) == dataclasses.replace(Policy(), max_classes=7)
     assert Policy.of(demo) == dataclasses.replace(Policy.public(), max_classes=7)
     assert Policy.public() != Policy()
