@@ -190,7 +190,7 @@ def _files_read(config: RunConfig) -> list[Path]:
     if config.dataset != "npz-clients":
         return pool_files(config)
     folder = _own_directory(config)
-    return [*entries(folder / "train"), *entries(folder / "test")]
+    return [*_numbered(folder / "train"), *_numbered(folder / "test")]
 
 
 def outline(config: RunConfig, num_clients: int) -> Outline:
@@ -378,10 +378,14 @@ def _own_files(folder: Path, i: int) -> tuple[Path, Path]:
     return folder / "train" / f"{i}.npz", folder / "test" / f"{i}.npz"
 
 
+def _numbered(part: Path) -> list[Path]:
+    """Return the files of clients in ``train/`` or ``test/``; what else is there is nobody's."""
+    return [path for path in entries(part) if path.suffix == ".npz" and path.stem.isdecimal() and is_file(path)]
+
+
 def _check_own_files(folder: Path, num_clients: int | None) -> None:
     train = folder / "train"
-    names = entries(train) if is_dir(train) else []
-    present = [path for path in names if path.suffix == ".npz" and path.stem.isdecimal()]
+    present = _numbered(train) if is_dir(train) else []
     if num_clients is None and not present:
         raise DataError(f"{folder} has none of the {_OWN}")
     clients = num_clients if num_clients is not None else len(present)

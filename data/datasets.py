@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.config import RunConfig, split_names
-from common.errors import DataError
+from common.errors import DataError, one_line
 from common.extras import require
 from common.seeds import numpy_generator
 from data.files import entries, is_dir, is_file
@@ -281,6 +281,10 @@ def find_pool_file(data_dir: str) -> Path:
     return files[0]
 
 
+# Characters of a library's own text on why a file cannot be read: it may quote what is in it.
+_LONGEST_REASON = 300
+
+
 def read_torchvision(kind: type[Any], root: Path, *, download: bool = False) -> list[Samples]:
     """Return the training and the test part of a torchvision dataset.
 
@@ -296,7 +300,7 @@ def read_torchvision(kind: type[Any], root: Path, *, download: bool = False) -> 
     try:
         parts = [kind(root, download=download, **{key: value}) for value in values]
     except Exception as error:  # on corrupt files torchvision's readers raise errors of many types
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = one_line(error)[:_LONGEST_REASON] or type(error).__name__
         verb = "download" if download else "read"
         raise DataError(f"torchvision cannot {verb} {kind.__name__} in {root}: {reason}") from error
     samples = []

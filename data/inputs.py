@@ -67,9 +67,10 @@ def _arrays(source: Path, words: bool) -> tuple[npt.NDArray[Any], npt.NDArray[np
 
 def _lines(source: Path) -> list[str]:
     try:
-        texts = source.read_text(encoding="utf-8").splitlines()
+        # Not ``splitlines``: that also ends lines where only a typesetter would, and labels would not match.
+        texts = source.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{source}: cannot be read as text in UTF-8 ({one_line(error)})") from error
-    if not texts:
+    if texts == [""]:
         raise DataError(f"{source}: has no texts; there must be one on each line")
     return texts

@@ -24,6 +24,7 @@ from common.run_config import default_config
 from data.datasets import Source, load_pool, read_torchvision
 from data.npz import class_count, read_samples
 from data.partition import PARTITIONS, Scheme, partition
+from data.text import LENGTH, tokens
 
 ROOT = Path(__file__).parent.parent
 DEFAULTS = default_config(ROOT)
@@ -453,6 +454,16 @@ def test_a_file_that_was_altered_is_read_anew_by_the_next_run(dataset, tmp_path)
     assert data.outline(cfg, 1).classes == 2
 
 
+def test_a_text_ends_where_its_line_does(tmp_path):
+    file = tmp_path / "x.txt"
+    file.write_bytes("one\x0ctext\u2028here\r\n\nthird\n".encode())
+    names, ids, labels = data.read_inputs(file, config(dataset="ag-news"), (LENGTH,), "int32")
+    assert (names, labels) == (["0", "1", "2"], None)
+    assert np.array_equal(ids, tokens(["one text here", "", "third"]))
+    file.write_bytes(b"")
+    assert "has no texts" in message(data.read_inputs, file, config(dataset="ag-news"), (LENGTH,), "int32")
+
+
 def test_a_digest_is_that_of_what_the_files_contain(tmp_path):
     assert data.digest(config()) is None
     one = tmp_path / "one.npz"
@@ -470,6 +481,10 @@ def test_a_digest_is_that_of_what_the_files_contain(tmp_path):
             (tmp_path / "clients" / part / f"{i}.npz").write_bytes(b"abc")
     names = ("test/10.npz", "test/9.npz", "train/10.npz", "train/9.npz")
     lines = "".join(f"{whole}  {name}\n" for name in names)
+    # What else lies there is read by nobody.
+    (tmp_path / "clients" / "train" / "old").mkdir()
+    (tmp_path / "clients" / "train" / "notes.txt").write_text("moved 11.npz away")
+    (tmp_path / "clients" / "test" / "11.npz").symlink_to("moved.npz")
     several = config(dataset="npz-clients", data_dir=str(tmp_path / "clients"))
     assert data.digest(several) == hashlib.sha256(lines.encode()).hexdigest()[:16]
     assert message(data.digest, config(dataset="npz", data_dir=str(tmp_path / "none.npz"))).startswith("data-dir = ")
