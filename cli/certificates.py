@@ -138,7 +138,8 @@ def _next_steps(directory: Path, nodes: Sequence[str]) -> str:
     return (
         f"On the SuperLink's machine: ca.crt, superlink.crt, superlink.key\n"
         f"    flower-superlink --ssl-ca-certfile ca.crt --ssl-certfile superlink.crt --ssl-keyfile superlink.key "
-        f"--enable-supernode-auth --control-api-address 127.0.0.1:9093 --serverappio-api-address 127.0.0.1:9091\n"
+        f"--enable-supernode-auth --database superlink.db --control-api-address 127.0.0.1:9093 "
+        f"--serverappio-api-address 127.0.0.1:9091\n"
         f"    Whoever reaches 9093 or 9091 starts runs on all nodes and runs code here: both stay on 127.0.0.1\n"
         f"On each node: ca.crt and its own key, nobody else's\n"
         f"    floret node --superlink HOST:9092 --root-certificates ca.crt --key {name} --client-name {name} ...\n"

@@ -17,7 +17,7 @@ def _of_personal(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--device", default="cpu", show_default=True, help="Where to compute: cpu, cuda, ..."),
         click.option("--client-name", help="Whose model; needed only if there are several."),
         click.option("--method", help="Of which method; needed only if there are several."),
-        click.option("--federation", default="default", show_default=True, help="As in the run config."),
+        click.option("--federation", help="Of which federation; needed only if there are several."),
         click.option("--state-dir", type=NamedPath(), help="As of floret node. [default: ~/.floret/state]"),
     ):
         command = option(command)
@@ -88,10 +88,18 @@ def export(output: Path, **which: Any) -> None:
     )
 
 
-def _personal(state_dir: Path | None, federation: str, method: str | None, client_name: str | None, device: str) -> Any:
+def _personal(
+    state_dir: Path | None, federation: str | None, method: str | None, client_name: str | None, device: str
+) -> Any:
+    from client_app.inventory import shelves
     from client_app.serving import find_personal, load_personal
 
-    personal = load_personal(find_personal(states_folder(state_dir), federation, method, client_name), device)
+    folder = states_folder(state_dir)
+    if federation is None:
+        federation, *others = sorted({shelf.federation for shelf in shelves(folder, None, method, client_name)})
+        if others:
+            raise FloretError(f"--federation is needed: {folder} has {', '.join([federation, *others])}")
+    personal = load_personal(find_personal(folder, federation, method, client_name), device)
     for note in personal.notes:
         click.echo(f"floret: {note}", err=True)
     return personal

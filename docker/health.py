@@ -28,7 +28,7 @@ def main(health: str, *addresses: str) -> str:
     for address in addresses:
         host, _, port = address.rpartition(":")
         try:
-            socket.create_connection((host, int(port)), timeout=SECONDS).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS).close()
         except OSError as error:
             return f"{address}: {error}"
     return ""

@@ -16,6 +16,7 @@ from common.flower import Answers, is_simulated
 from common.simulation import LocalGrid
 from models import count_values
 from strategies.core import Client, Description, RefusedError, Roster, in_flight
+from strategies.core.replies import opened
 
 log = logging.getLogger("flwr")
 
@@ -223,6 +224,8 @@ class Federation:
                 yield asked.node, message_id, answer
 
     def _add(self, node: int, asked: str, reply: Message) -> None:
+        if self._simulated:
+            opened(reply)  # its error is the user's own, and most are those of all clients: no node is named
         said = Description.read(reply, node, asked)
         name, shape, classes, names = said.name, said.input_shape, said.num_classes, said.class_names
         if self.input_shape and shape != self.input_shape:

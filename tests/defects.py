@@ -4040,6 +4040,176 @@ DEFECTS: list[Defect] = [
             "tests/test_policy.py::test_a_text_for_the_server_stays_whole_where_the_data_are_in_the_root",
         ),
     ),
+    *_of(
+        "policy",
+        "client_app/policy.py",
+        (
+            "half a partition makes a hospital a demo node",
+            "            if key in node:\n",
+            "            if False:\n",
+            "tests/test_policy.py::test_a_partition_that_is_half_named_or_is_none_opens_nothing",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/policy.py",
+        (
+            "partition -1 is the last one",
+            "not 0 <= place < count",
+            "not place < count",
+            "tests/test_policy.py::test_a_partition_that_is_half_named_or_is_none_opens_nothing",
+        ),
+    ),
+    *_of(
+        "rounds",
+        "server_app/rounds.py",
+        (
+            "what travelled to and from who was refused is not counted",
+            "        list(sent.values()),\n",
+            "        (),\n",
+            "tests/test_aggregation.py::test_what_travels_counts_whatever_becomes_of_it",
+        ),
+    ),
+    *_of(
+        "rounds",
+        "strategies/core/base.py",
+        (
+            "a model is sent to be measured by those that tell nothing",
+            "if client.name not in known and self._tells(client)]",
+            "if client.name not in known]",
+            "tests/test_aggregation.py::test_who_tells_no_accuracy_is_not_sent_a_model_to_measure",
+        ),
+    ),
+    *_of(
+        "aggregation",
+        "strategies/core/base.py",
+        (
+            "heads that start from nothing sent are judged as updates",
+            "trained = self._trained - self.replaced()",
+            "trained = self._trained",
+            "tests/test_aggregation.py::test_heads_that_start_from_nothing_sent_are_no_updates",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "client_app/protection.py",
+        (
+            "a noised count may make a batch of one example",
+            "count = max(count, COUNT.noise)",
+            "count = max(count, 1.0)",
+            "tests/test_privacy.py::test_a_noised_count_below_its_deviation_makes_no_batch_of_one_example",
+        ),
+    ),
+    *_of(
+        "nodes",
+        "client_app/node/transport.py",
+        (
+            "why Flower ended is not told",
+            '        if isinstance(end.code, str):\n            log.error("The SuperNode ended: %s", end.code)\n',
+            "",
+            "tests/test_supernode.py::test_the_supernode_opens_such_a_connection_and_says_why_it_ends",
+        ),
+    ),
+    *_of(
+        "nodes",
+        "client_app/node/preflight.py",
+        (
+            "a health address that is in use is found out by Flower only",
+            "probe.bind(place)",
+            "pass",
+            "tests/test_nodes.py::test_a_health_address_that_is_in_use",
+        ),
+    ),
+    *_of(
+        "nodes",
+        "client_app/node/preflight.py",
+        (
+            "a host name that cannot be one is a traceback",
+            '    except UnicodeError as error:\n        raise FloretError(f"{where}: has no valid host name; name',
+            '    except KeyError as error:\n        raise FloretError(f"{where}: has no valid host name; name',
+            "tests/test_nodes.py::test_a_host_name_that_is_none",
+        ),
+    ),
+    *_of(
+        "replies",
+        "strategies/core/replies.py",
+        (
+            "who cannot take part is not named",
+            '        except RefusedError as reason:\n            raise RefusedError(f"{who}: {reason}") from reason',
+            "        except RefusedError as reason:\n            raise RefusedError(str(reason)) from reason",
+            "tests/test_replies.py::test_a_refusal_names_the_node_where_it_is_another_machine",
+        ),
+    ),
+    *_of(
+        "replies",
+        "server_app/federation.py",
+        (
+            "in a simulation a line begins with Flower's random number",
+            "        if self._simulated:\n            opened(reply)",
+            "        if False:\n            opened(reply)",
+            "tests/test_replies.py::test_a_refusal_names_the_node_where_it_is_another_machine",
+        ),
+    ),
+    *_of(
+        "nodes",
+        "docker/health.py",
+        (
+            "a container's health check keeps the brackets of an IPv6 address",
+            '(host.strip("[]"), int(port))',
+            "(host, int(port))",
+            "tests/test_supernode.py::test_a_container_is_healthy_when_what_it_needs_can_be_reached",
+        ),
+    ),
+    *_of(
+        "command line",
+        "cli/certificates.py",
+        (
+            "the SuperLink that is printed forgets registered nodes",
+            "--database superlink.db ",
+            "",
+            "tests/test_docs.py::test_every_superlink_remembers_registered_nodes",
+        ),
+    ),
+    *_of(
+        "command line",
+        "cli/serve.py",
+        (
+            "without --federation only one called default is served",
+            "    if federation is None:\n",
+            '    federation = federation or "default"\n    if federation is None:\n',
+            "tests/test_serving.py::test_one_federation_of_another_name_and_several",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/inputs.py",
+        (
+            "a text ends at a form feed",
+            '.removesuffix("\\n").split("\\n")',
+            '.splitlines() or [""]',
+            "tests/test_data.py::test_a_text_ends_where_its_line_does",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/clients.py",
+        (
+            "the digest reads what is no client's",
+            "path.stem.isdecimal() and is_file(path)]",
+            "path.stem.isdecimal()]",
+            "tests/test_data.py::test_a_digest_is_that_of_what_the_files_contain",
+        ),
+    ),
+    *_of(
+        "rounds",
+        "strategies/core/base.py",
+        (
+            "a message without content ends the run",
+            "elif message.has_content() and (record",
+            "elif (record",
+            "tests/test_replies.py::test_by_chance",
+        ),
+    ),
 ]
 
 

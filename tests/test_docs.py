@@ -155,6 +155,11 @@ def test_every_superlink_keeps_its_inner_ports_to_itself() -> None:
         assert re.search(rf"--serverappio-api-address[ =]{appio}:9091(\s|$)", options), (place, options)
 
 
+def test_every_superlink_remembers_registered_nodes() -> None:
+    for place, options in superlinks():
+        assert re.search(r"--database[ =]\S+", options), (place, options)
+
+
 def test_in_compose_nodes_share_no_network_with_what_starts_runs_or_runs_the_server_app() -> None:
     text = (ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8")
     services = yaml.safe_load(text)["services"]

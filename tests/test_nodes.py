@@ -34,7 +34,7 @@ from safetensors.numpy import load_file
 from cli import main as command
 from client_app.node import preflight, tasks, transport
 from client_app.node.options import NodeOptions
-from client_app.node.preflight import UnreachableError, check_connection
+from client_app.node.preflight import UnreachableError, check_connection, check_health_address
 from client_app.node.supervisor import Node
 from client_app.node.transport import WRONG_VERSION, Reason
 from common.config import RunConfig, read_keys
@@ -619,7 +619,7 @@ def test_what_describe_and_metrics_say(tmp_path: Path) -> None:
 def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Return the one line with which ``floret node``, in this process, ends at once with exit code 2."""
 
-    def fail(*arguments: str | Path) -> str:
+    def fail(*arguments: object) -> str:
         monkeypatch.setattr("sys.argv", ["floret", "node", *map(str, arguments)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
@@ -727,6 +727,43 @@ def refusal(tmp_path: Path, port: int, **keys: Any) -> str:
         check_connection(options(tmp_path, port, **keys))
     assert not isinstance(caught.value, UnreachableError)
     return str(caught.value)
+
+
+@pytest.mark.parametrize("insecure", [True, False])
+def test_a_host_name_that_is_none(tmp_path: Path, insecure: bool) -> None:
+    line = refusal(tmp_path, 9092, host="superlink..example.org", insecure=insecure)
+    assert line.startswith("--superlink superlink..example.org:9092: has no valid host name; name ")
+
+
+def test_a_health_address_that_is_in_use(tmp_path: Path, said: Callable[..., str]) -> None:
+    """Flower's SuperNode would end for it again and again."""
+    where = ("--superlink", "127.0.0.1:1", "--insecure", "--data-dir", tmp_path, "--state-dir", tmp_path / "states")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        line = said(*where, "--client-name", "a", "--max-wait", 0, "--health-address", address)
+    assert line == f"--health-address {address}: is in use; name another address of this machine"
+    check_health_address(address)
+
+
+@pytest.mark.parametrize(
+    ("address", "line"),
+    [
+        ("a..b:9095", "has no valid host name"),
+        ("192.0.2.1:9095", "cannot be listened at (Cannot assign requested address); name another address of "),
+    ],
+)
+def test_a_health_address_that_is_not_this_machines(address: str, line: str) -> None:
+    with pytest.raises(FloretError, match=f"^--health-address {re.escape(f'{address}: {line}')}"):
+        check_health_address(address)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_a_health_address_of_ipv6() -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        address = f"[::1]:{taken.getsockname()[1]}"
+        with pytest.raises(FloretError, match="is in use"):
+            check_health_address(address)
+    check_health_address(address)
 
 
 def test_nobody_at_the_address(plain: Plain) -> None:

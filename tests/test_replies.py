@@ -31,7 +31,7 @@ from common.tensors import Free, TensorSpec
 from server_app.delivery import Delivery, bound_of
 from server_app.federation import LARGEST_MODEL, Federation
 from strategies.core import Client, RefusedError, send_and_receive
-from strategies.core.replies import MOST_CLASSES, MOST_NOTES, EvaluateReply, PlanAnswer, TrainReply
+from strategies.core.replies import MOST_CLASSES, MOST_NOTES, Description, EvaluateReply, PlanAnswer, TrainReply
 from strategies.ua_pdfl import PeerRequest
 from tests.fuzz_replies import CASES, Answers, _joining, description, metrics, put, reply_of, strategy_of, train_content
 from tests.harness import federate
@@ -150,7 +150,7 @@ def said(key: str, value: Any) -> Spoil:
 DESCRIBE: list[tuple[Spoil, str]] = [
     (lambda c: c.clear(), "node 1000: the reply has no client"),
     (lambda c: put(c, "client", MetricRecord()), "node 1001: the reply has no client: it is of another kind"),
-    (lambda c: put(c, "error", ConfigRecord()), "an error without a reason"),
+    (lambda c: put(c, "error", ConfigRecord()), "node 1002: an error without a reason"),
     (lambda c: c["client"].__delitem__("name"), "node 1003: client-name None: must be a text"),
     (said("name", "../x"), "node 1004: client-name '../x': must be 1 to 100 letters"),
     (said("name", "5²"), "node 1005: client-name '5²': must be"),
@@ -192,11 +192,30 @@ def test_whoever_describes_itself_wrongly_does_not_join(tmp_path: Path, caplog: 
     lines = [text for text in caplog.messages if text.startswith("A client cannot take part: ")]
     for _, begins in DESCRIBE:
         assert any(line.startswith(f"A client cannot take part: {begins}") for line in lines), begins
-    assert "A client cannot take part: ?[31m fail" in lines
+    assert f"A client cannot take part: node {1000 + len(DESCRIBE)}: ?[31m fail" in lines
     assert len(lines) == len(DESCRIBE) + 1
     assert all(line.isprintable() for line in lines)
     assert list(outcome.history[0]["clients"]) == [str(clients - 1)]
     assert outcome.summary["clients"] == 1
+
+
+@pytest.mark.parametrize(("simulated", "line"), [(False, "node 1001: wrong data"), (True, "wrong data")])
+def test_a_refusal_names_the_node_where_it_is_another_machine(
+    simulated: bool, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server_app.federation.is_simulated", lambda _: simulated)
+    reply = reply_of("1", "query.describe", RecordDict({"error": ConfigRecord({"reason": "wrong data"})}))
+    reply.metadata.__dict__["_reply_to_message_id"] = "1001"
+    federation = Federation(Answers({1001: reply}), _joining())
+    federation.refresh()
+    assert federation.refresh() == [line]
+
+
+def test_a_description_that_cannot_be_read_names_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    reply = reply_of("1", "query.describe", RecordDict({"client": ConfigRecord(description("1"))}))
+    monkeypatch.setattr("strategies.core.replies.record_of", Mock(side_effect=ValueError("odd")))
+    with pytest.raises(RefusedError, match=r"^node 1001: the reply cannot be read \(ValueError: odd\)$"):
+        Description.read(reply, 1001, "asked")
 
 
 def test_the_largest_model_is_checked_with_the_classes_of_all(tmp_path: Path) -> None:

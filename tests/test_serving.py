@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -434,10 +435,12 @@ def test_no_state_yet(floret: Floret, tmp_path: Path) -> None:
     missing, empty = tmp_path / "nowhere", tmp_path / "empty"
     assert floret.fail(*which, missing).startswith(f"--state-dir {missing}: is not there, so no node has kept anything")
     empty.mkdir()
-    line = f"{empty / 'default'}: no client has a state here yet; see --state-dir and --federation"
-    assert floret.fail(*which, empty) == line
+    assert floret.fail(*which, empty) == f"{empty}: no client has a state here yet; see --state-dir"
     (empty / "default" / "fedper" / "a").mkdir(parents=True)
-    assert floret.fail(*which, empty) == f"{empty / 'default' / 'fedper' / 'a'}: has no personal model yet"
+    assert (
+        floret.fail(*which, empty, "--federation", "default")
+        == f"{empty / 'default' / 'fedper' / 'a'}: has no personal model yet"
+    )
 
 
 def test_several_clients_and_methods(there: Federated, floret: Floret, tmp_path: Path) -> None:
@@ -447,12 +450,24 @@ def test_several_clients_and_methods(there: Federated, floret: Floret, tmp_path:
     assert floret.fail(*which, "--client-name", "7") == "--client-name '7': must be one of 0, 1"
     line = "--federation 'defaults': must be one of default (did you mean 'default'?)"
     assert floret.fail(*which, "--federation", "defaults") == line
-    (there.states / "default" / "pfakd" / "0").mkdir(parents=True)
+    shutil.copytree(fedper / "0", fedper.parent / "pfakd" / "0")
     assert floret.fail(*which) == f"--method is needed: {fedper.parent} has fedper, pfakd"
     line = floret.fail(*which, "--method", "fedpr")
     assert line == "--method 'fedpr': must be one of fedper, pfakd (did you mean 'fedper'?)"
     out, _ = floret(*which, "--method", "fedper", "--client-name", "0")
     assert out.startswith("input,class,score 0,")
+
+
+def test_one_federation_of_another_name_and_several(there: Federated, floret: Floret, tmp_path: Path) -> None:
+    states = tmp_path / "clinics"
+    shutil.copytree(there.states / "default", states / "clinic")
+    which = ("predict", "--input", tmp_path / "x.npz", "--state-dir", states, "--client-name", "0")
+    first, _ = floret(*which)
+    shutil.copytree(there.states / "default", states / "ward")
+    assert floret.fail(*which) == f"--federation is needed: {states} has clinic, ward"
+    assert floret(*which, "--federation", "clinic")[0] == first
+    shutil.rmtree(states / "ward" / "fedper" / "0")
+    assert floret(*which)[0] == first
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from flwr.common.typing import Fab, Run, RunNotRunningException
 from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse, RegisterNodeFleetResponse
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PullObjectResponse
 from flwr.supercore import heartbeat
+from flwr.supercore.grpc_health import run_health_server_grpc_no_tls
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import ObjectIdNotPreregisteredError
 from flwr.supercore.object_store import ObjectStoreFactory
@@ -253,12 +255,33 @@ def test_a_connection_that_the_network_forgot_counts_as_broken() -> None:
     assert found == [1000 * transport.BROKEN]
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "[::1]"])
+def test_a_container_is_healthy_when_what_it_needs_can_be_reached(address: str) -> None:
+    spec = spec_from_file_location("health", ROOT / "docker" / "health.py")
+    assert spec
+    assert spec.loader
+    health = module_from_spec(spec)
+    spec.loader.exec_module(health)
+    if ":" in address and not socket.has_dualstack_ipv6():
+        pytest.skip("needs IPv6")
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    served = f"127.0.0.1:{free_port()}"
+    server = run_health_server_grpc_no_tls(served)
+    try:
+        with socket.create_server((address.strip("[]"), 0), family=family) as needed:
+            there = f"{address}:{needed.getsockname()[1]}"
+            assert health.main(served, there) == ""
+        assert health.main(served, there).startswith(f"{there}: ")
+    finally:
+        server.stop(None)
+
+
 _OPENED = """
 import sys
 from client_app.node import transport
 
 def opened(*_, **__):
-    raise SystemExit(9)
+    raise SystemExit(END)
 
 transport.open_channel = opened
 sys.argv = ["", "--insecure", "--superlink", "127.0.0.1:9", "--isolation", "process"]
@@ -267,8 +290,12 @@ transport.run_supernode()
 """
 
 
-def test_the_supernode_opens_such_a_connection(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("end", "code"), [(9, 9), ("Port 9095 is in use.", 1)])
+def test_the_supernode_opens_such_a_connection_and_says_why_it_ends(tmp_path: Path, end: int | str, code: int) -> None:
     env = os.environ | {"PYTHONPATH": str(ROOT), "FLWR_HOME": str(tmp_path), transport.PARENT: str(os.getpid())}
-    script = _OPENED.replace("PORT", repr(str(free_port())))
-    done = subprocess.run([sys.executable, "-c", script], env=env, cwd=tmp_path, timeout=60, check=False)
-    assert done.returncode == 9
+    script = _OPENED.replace("PORT", repr(str(free_port()))).replace("END", repr(end))
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == code
+    assert ("The SuperNode ended: Port 9095 is in use." in done.stdout + done.stderr) == isinstance(end, str)

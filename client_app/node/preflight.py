@@ -1,5 +1,6 @@
-"""Check the connection to the SuperLink before Flower starts, whose own errors do not name the cause."""
+"""Check addresses before Flower starts, whose own errors do not name the cause: the SuperLink's, and its own."""
 
+import errno
 import socket
 import ssl
 
@@ -16,13 +17,34 @@ class UnreachableError(FloretError):
     """No SuperLink answers at the address, or not yet; a later attempt may succeed."""
 
 
+def check_health_address(address: str) -> None:
+    """Check that the health service can listen at ``address``.
+
+    Raises:
+        FloretError: it cannot.
+    """
+    where = f"--health-address {address}"
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        family, *_, place = found[0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except UnicodeError as error:
+        raise FloretError(f"{where}: has no valid host name") from error
+    except OSError as error:
+        wrong = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be listened at ({error.strerror})"
+        raise FloretError(f"{where}: {wrong}; name another address of this machine") from error
+
+
 def check_connection(options: NodeOptions) -> None:
     """Connect to the SuperLink as the SuperNode will, and disconnect.
 
     Raises:
         UnreachableError: there is no connection, or it ends at once, as that of a proxy whose SuperLink is not up.
         FloretError: there is one, but the SuperLink's certificate is not acceptable, or one side uses TLS and the other
-            does not.
+            does not; or the host is none.
     """
     where = f"--superlink {options.address}"
     try:
@@ -40,6 +62,8 @@ def check_connection(options: NodeOptions) -> None:
         raise FloretError(
             f"{where}: TLS failed ({error.reason}); if the SuperLink has no TLS, use --insecure"
         ) from error
+    except UnicodeError as error:
+        raise FloretError(f"{where}: has no valid host name; name the SuperLink's host or its IP address") from error
     except OSError as error:
         reason = error.strerror or str(error) or type(error).__name__
         raise UnreachableError(f"{where}: nobody answers ({reason})") from error

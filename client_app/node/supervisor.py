@@ -52,13 +52,15 @@ class Node:
         """Join the federation and stay in it until SIGTERM or SIGINT.
 
         Raises:
-            FloretError: data, device, key or certificate cannot be used, or there was no SuperLink for ``max_wait``
-                seconds.
+            FloretError: data, device, key, certificate or health address cannot be used, or there was no SuperLink
+                for ``max_wait`` seconds.
         """
         for kind in (signal.SIGTERM, signal.SIGINT):
             signal.signal(kind, self._on_signal)
         _import_from_here_only()
         with self.options.claim():
+            if self.options.health_address:
+                preflight.check_health_address(self.options.health_address)
             self._check()
             patience = float("inf") if self.options.max_wait is None else self.options.max_wait
             deadline, pause = time.monotonic() + patience, _AGAIN[0]

@@ -506,6 +506,8 @@ def run_supernode() -> None:
     try:
         flower_supernode()
     except SystemExit as end:
+        if isinstance(end.code, str):
+            log.error("The SuperNode ended: %s", end.code)
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         if reason.code is None:

@@ -24,7 +24,7 @@ from common.flower import UNREADABLE
 from common.privacy.accounting import LARGEST_EPSILON
 from common.proof import PROOF, check
 from common.tensors import NamedArrays, Specs
-from common.wire import Record, empty, find_record, from_record, payload_bytes, unpack
+from common.wire import Record, empty, find_record, from_record, unpack
 from strategies.core.roster import Client
 
 # Notes of one reply that are kept: a client tells a line or two for each of the two versions of its state.
@@ -71,14 +71,12 @@ class TrainReply:
         metrics: as of ``EvaluateReply``.
         arrays: what it sent, as ``uplink`` declares it: read-only views that keep the record's bytes alive.
         record: the same as it travelled; to be emptied when it was used (``discard``).
-        up: bytes of the tensors.
     """
 
     samples: int
     metrics: dict[str, float]
     arrays: NamedArrays
     record: ArrayRecord
-    up: int
 
     @classmethod
     def read(cls, message: Message, client: Client, specs: Specs, wire: str, *, finite: bool = True) -> Self:
@@ -92,7 +90,7 @@ class TrainReply:
             metrics = _metrics(content, client, client.train, "training")
             record = record_of(content, "arrays", ArrayRecord)
             arrays = unpack(record, specs, wire, finite=finite)
-            return cls(int(metrics["num-examples"]), metrics, arrays, record, payload_bytes(record))
+            return cls(int(metrics["num-examples"]), metrics, arrays, record)
 
 
 @dataclass(frozen=True)
@@ -152,9 +150,9 @@ class Description:
             RefusedError: it failed, or says something else; names the client as far as it is known.
         """
         who = f"node {node}"
-        with refusing():
-            content = opened(message)
-            try:
+        try:
+            with refusing():
+                content = opened(message)
                 said = record_of(content, "client", ConfigRecord)
                 name = said.get("name")
                 wrong = folder_name(name) if isinstance(name, str) else "must be a text"
@@ -191,8 +189,8 @@ class Description:
                     own=own,
                     accuracies=str(accuracies),
                 )
-            except FloretError as reason:
-                raise RefusedError(f"{who}: {reason}") from reason
+        except RefusedError as reason:
+            raise RefusedError(f"{who}: {reason}") from reason
 
 
 @dataclass(frozen=True)
