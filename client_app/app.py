@@ -17,7 +17,8 @@ from safetensors.torch import save
 from client_app.audit import Audit
 from client_app.client import MEMORY, MODEL, ClientSetting, FloretClient, Resident
 from client_app.keeping import Quota
-from client_app.policy import Outgoing, Policy, PolicyError, names_partition, partition_of
+from client_app.node_config import names_partition, partition_of
+from client_app.policy import Outgoing, Policy, PolicyError
 from client_app.protection import Budget, within
 from client_app.runtime import device_of, enter_app_folder, use_threads
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext, Store, identity, own_seed

@@ -4042,7 +4042,7 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "policy",
-        "client_app/policy.py",
+        "client_app/node_config.py",
         (
             "half a partition makes a hospital a demo node",
             "            if key in node:\n",
@@ -4052,7 +4052,7 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "policy",
-        "client_app/policy.py",
+        "client_app/node_config.py",
         (
             "partition -1 is the last one",
             "not 0 <= place < count",
