@@ -453,6 +453,7 @@ def describe(request: Request) -> RecordDict:
                     "test": len(data.test) if tells else 1,
                     "num-classes": data.num_classes if tells else request.config.num_classes,
                     "input-shape": list(data.input_shape),
+                    "input-type": str(data.test.x.dtype).removeprefix("torch."),
                     "class-names": list(data.class_names) if tells and (not policy or policy.class_names) else [],
                     "partitions": int(request.context.node_config.get("num-partitions", 0)),
                     "own-data": request.has_own_data,

@@ -28,8 +28,9 @@ from data.datasets import (
     outline_pool,
     pool_files,
 )
-from data.files import entries, is_dir, is_file, sha256_of, status
+from data.files import check_distinct, entries, is_dir, is_file, sha256_of, status
 from data.images import (
+    CLASS_FILE,
     Form,
     ImageFiles,
     class_folders,
@@ -333,6 +334,7 @@ def _own_files_or_parts(directory: Path) -> tuple[tuple[Path, ...], tuple[Path, 
     for part in parts if has_images else ():
         if not is_dir(part):
             raise DataError(f"{part} is not there; it must have the class folders of the {part.name} images")
+    check_distinct(*(files if has_files else parts))
     return (files, ()) if has_files else ((), parts)
 
 
@@ -392,10 +394,11 @@ def _check_own_files(folder: Path, num_clients: int | None) -> None:
     for i in range(clients):
         for path in _own_files(folder, i):
             if not is_file(path):
+                whose = "the federation has" if num_clients is not None else f"{train} has files of"
                 raise DataError(
-                    f"{path} is missing: the federation has {clients} clients, so {folder} must have {_OWN} "
-                    f"to {clients - 1}"
+                    f"{path} is missing: {whose} {clients} clients, so {folder} must have {_OWN} to {clients - 1}"
                 )
+        check_distinct(*_own_files(folder, i))
     if len(present) > clients:
         raise DataError(
             f"{train} has files of {len(present)} clients, the federation has {clients}: "
@@ -449,6 +452,11 @@ def _load_files(
         parts = _take(train, own), _take(train, validation), _take(test, np.flatnonzero(_fits(test.y, num_classes)))
         return ClientData(*parts, num_classes, train.x.shape[1:], names)
     for path, samples in zip(files, (train, test), strict=True):
+        if samples.y.max() >= num_classes == len(names) > 0:
+            raise DataError(
+                f"{path}: array y has label {samples.y.max()}; class-names or {CLASS_FILE} has {len(names)} classes, "
+                f"whose labels are 0 to {len(names) - 1}"
+            )
         class_count(int(samples.y.max()), num_classes, f"{path}: array y")
     return ClientData(
         _take(train, own),

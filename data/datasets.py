@@ -15,7 +15,7 @@ from common.errors import DataError, one_line
 from common.extras import require
 from common.seeds import numpy_generator
 from data.files import entries, is_dir, is_file
-from data.images import Form, class_names, find_images, pool_parts, read_images
+from data.images import CLASS_FILE, Form, class_names, find_images, pool_parts, read_images
 from data.npz import (
     Samples,
     check_alike,
@@ -237,7 +237,9 @@ def pool_files(config: RunConfig) -> list[Path]:
         return [find_pool_file(config.data_dir)]
     if config.dataset == "image-folder":
         parts, names = _folder(Source.of(config))
-        return [Path(file) for part in parts for file in find_images(part, names).files]
+        listed = Path(config.data_dir).expanduser() / CLASS_FILE
+        lists = [listed] if is_file(listed) and not config.class_names else []
+        return [*lists, *(Path(file) for part in parts for file in find_images(part, names).files)]
     return [Path(config.data_dir).expanduser() / "pathmnist.npz"] if config.dataset == "pathmnist" else []
 
 
@@ -399,10 +401,17 @@ def _read_official(dataset: str, root: Path, *, download: bool) -> list[Samples]
     import torchvision.datasets
 
     parts = read_torchvision(getattr(torchvision.datasets, official.kind), root, download=download)
-    # torchvision proves the files of CIFAR and SVHN by their sums, and those that have labels alone by nothing.
+    # torchvision proves the files of CIFAR and SVHN by their sums, and those of MNIST and Fashion-MNIST by nothing.
+    shape, classes, _ = _OUTLINES[dataset]
+    for name, part in zip([name for name in official.files if "images" in name], parts, strict=False):
+        if part.x.shape[1:] != shape:
+            raise DataError(
+                f"{root / official.folder / name}: has images of shape {part.x.shape[1:]}, and those of {dataset} are "
+                f"of {shape}; put the official file there"
+            )
     paths = [root / official.folder / name for name in official.files if "labels" in name]
     for path, part in zip(paths, parts, strict=False):
-        largest, classes = part.y.max(), _OUTLINES[dataset][1]
+        largest = part.y.max()
         if largest >= classes:
             raise DataError(
                 f"{path}: has label {largest}, and those of {dataset} are 0 to {classes - 1}; the file is damaged, put "

@@ -34,6 +34,17 @@ def is_dir(path: str | Path) -> bool:
     return found is not None and stat.S_ISDIR(found.st_mode)
 
 
+def check_distinct(train: Path, test: Path) -> None:
+    """Check that two files or two folders are not one: accuracy would be that on the training samples.
+
+    Raises:
+        DataError: one is a link to the other; or as ``status``.
+    """
+    first, second = status(train), status(test)
+    if first and second and (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino):
+        raise DataError(f"{test} is {train} under another name; test samples must be others than those for training")
+
+
 def entries(directory: Path) -> list[Path]:
     """Return the entries of the directory, sorted by name, without hidden ones (a name that begins with a dot).
 

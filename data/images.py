@@ -20,7 +20,7 @@ from common.config import nearest
 from common.durable import digest, make_folder, read_manifest, write_manifest, write_whole
 from common.errors import ConfigError, DataError, one_line
 from common.memory import available_memory
-from data.files import entries, is_dir, is_file, status
+from data.files import check_distinct, entries, is_dir, is_file, status
 
 log = logging.getLogger("flwr")
 
@@ -61,6 +61,7 @@ def pool_parts(directory: Path) -> list[Path]:
     parts = [directory / "train", directory / "test"]
     present = [part for part in parts if is_dir(part)]
     if len(present) == 2:
+        check_distinct(*parts)
         return parts
     # Either alone may be a class. If it has folders, it is a part, and folders beside it would be ignored.
     if present and class_folders(present[0]):

@@ -13,11 +13,14 @@ from numpy.lib.npyio import NpzFile
 
 from common.errors import DataError, printable
 from common.memory import available_memory
+from data.files import is_file, status
 
 # A larger label is probably an identifier, not a class; it would set the size of the head and of all label counts.
 MAX_CLASSES = 65536
 # Inputs have four; numpy fails on more than 64.
 _MOST_DIMENSIONS = 8
+# Bytes of an array's header; numpy refuses longer ones, too.
+_LONGEST_HEADER = 10_000
 # So many classes are counted from labels alone; for more, a run has to say how many it means.
 MAX_COUNTED = 4096
 
@@ -92,6 +95,12 @@ def read_shape(path: Path, name: str, *, empty: bool = False) -> tuple[tuple[int
     try:
         with zipfile.ZipFile(path) as file, file.open(f"{name}.npy") as content:
             version = npy.read_magic(content)
+            # numpy reads a header of any size before it refuses a long one.
+            length = int.from_bytes(content.read(2 if version == (1, 0) else 4), "little")
+            if length > _LONGEST_HEADER:
+                raise ValueError(f"its header is said to have {length} bytes")
+            content.seek(0)
+            npy.read_magic(content)
             read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
             shape, _, dtype = read(content)
             said = printable(shape, 60)  # fails on a number of more digits than Python writes
@@ -134,6 +143,8 @@ def read_input_shape(path: Path, name: str = "x", *, empty: bool = False) -> tup
 
 
 def _open(path: Path, names: Sequence[str]) -> NpzFile:
+    if status(path) and not is_file(path):
+        raise DataError(f"{path} is not a file; it must be an npz file with the arrays {', '.join(names)}")
     try:
         with path.open("rb") as content:
             # Checked first, because for any other file numpy's error message advises to unpickle it.

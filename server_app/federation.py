@@ -28,6 +28,12 @@ _ASK_AGAIN = 30.0
 _RENEWAL = 10.0
 # Values of the model that the clients' inputs and classes ask for: 4 GiB as float32, of which the server holds several.
 LARGEST_MODEL = 2**30
+# How a model reads inputs of each type.
+_VALUES = {
+    "uint8": "images of uint8, scaled to -1..1",
+    "float32": "numbers, used as they are",
+    "int32": "ids of words",
+}
 
 
 def question(node: int, action: str, config: ConfigRecord, timeout: float) -> Message:
@@ -49,7 +55,7 @@ class Federation:
     """The clients as they describe themselves, and what their data have in common.
 
     Attributes:
-        input_shape, num_classes, class_names: of the data of all clients.
+        input_shape, input_type, num_classes, class_names: of the data of all clients.
         settled: the model is built, so a client with more classes comes too late.
         told: the clients' numbers of samples are those that they have; a node that protects its data says other ones.
     """
@@ -58,6 +64,7 @@ class Federation:
         self.grid = grid
         self.config = config
         self.input_shape: tuple[int, ...] = ()
+        self.input_type = ""
         self.num_classes = config.num_classes
         self.class_names: tuple[str, ...] | None = None
         self.settled = False
@@ -111,7 +118,12 @@ class Federation:
     def about(self) -> dict[str, Any]:
         """Return what the clients' data have in common, for a checkpoint."""
         names = None if self.class_names is None else list(self.class_names)
-        return {"input-shape": list(self.input_shape), "num-classes": self.num_classes, "class-names": names}
+        return {
+            "input-shape": list(self.input_shape),
+            "input-type": self.input_type,
+            "num-classes": self.num_classes,
+            "class-names": names,
+        }
 
     def restore(self, about: dict[str, Any], clients: list[Client]) -> None:
         """Take back what ``about`` returned and who took part; whoever is there now is asked again.
@@ -126,6 +138,7 @@ class Federation:
             if name not in {client.name for client in clients}:
                 raise ConfigError(f"new-owners = {self.config.new_owners!r}: the run to resume has no client {name!r}")
         self.input_shape, self.num_classes = tuple(about["input-shape"]), about["num-classes"]
+        self.input_type = about.get("input-type", "")
         self.class_names = None if about["class-names"] is None else tuple(about["class-names"])
         self.settled = True
         for client in clients:
@@ -230,6 +243,16 @@ class Federation:
         name, shape, classes, names = said.name, said.input_shape, said.num_classes, said.class_names
         if self.input_shape and shape != self.input_shape:
             raise RefusedError(f"client {name}: input shape {shape}, the federation's is {self.input_shape}")
+        if self.input_type and said.input_type and said.input_type != self.input_type:
+            raise RefusedError(
+                f"client {name}: inputs are {_VALUES[said.input_type]}, the federation's are "
+                f"{_VALUES[self.input_type]}; all must be alike"
+            )
+        if self._partitions and said.partitions and said.partitions != self._partitions:
+            raise RefusedError(
+                f"client {name}: num-partitions is {said.partitions}, others of the federation have "
+                f"{self._partitions}: its samples would be theirs, too"
+            )
         if self.class_names is not None and names != self.class_names:
             raise RefusedError(
                 f"client {name}: classes {', '.join(names) or 'without names'}, the federation's are "
@@ -242,6 +265,7 @@ class Federation:
         samples = (said.train, said.validation, said.test)
         self.roster.add(Client(name, node, *samples, said.identity, said.key, said.own, said.accuracies))
         self.input_shape, self.class_names = shape, names
+        self.input_type = self.input_type or said.input_type
         self.num_classes = max(self.num_classes, classes)
         self._partitions = max(self._partitions, said.partitions)
         if not self._simulated:

@@ -3365,8 +3365,8 @@ DEFECTS: list[Defect] = [
         "data/datasets.py",
         (
             "images of a pool that were altered are kept",
-            "return [Path(file) for part in parts for file in find_images(part, names).files]",
-            "return [*parts]",
+            "        return [*lists, *(Path(file) for part in parts for file in find_images(part, names).files)]",
+            "        return [*lists, *parts]",
             "tests/test_data_images.py::test_an_image_that_was_altered_is_read_anew_by_the_next_run",
         ),
     ),
@@ -4208,6 +4208,116 @@ DEFECTS: list[Defect] = [
             "elif message.has_content() and (record",
             "elif (record",
             "tests/test_replies.py::test_by_chance",
+        ),
+    ),
+    *_of(
+        "replies",
+        "server_app/federation.py",
+        (
+            "clients with inputs of two types are one federation",
+            "said.input_type != self.input_type:",
+            "not said.input_type:",
+            "tests/test_replies.py::test_images_of_two_types_are_not_one_federation",
+        ),
+    ),
+    *_of(
+        "checkpoint",
+        "server_app/federation.py",
+        (
+            "a run that goes on forgets the type of the inputs",
+            '        self.input_type = about.get("input-type", "")\n',
+            "",
+            "tests/test_replies.py::test_images_of_two_types_are_not_one_federation",
+        ),
+    ),
+    *_of(
+        "replies",
+        "server_app/federation.py",
+        (
+            "partitions of two divisions are one federation",
+            "said.partitions != self._partitions:",
+            "said.partitions > 10**6:",
+            "tests/test_replies.py::test_partitions_of_two_divisions_are_not_one_federation",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/npz.py",
+        (
+            "a header of any length is read",
+            "if length > _LONGEST_HEADER:",
+            "if length > 2**32:",
+            "tests/test_data.py::test_a_header_that_is_longer_than_numpy_takes_is_not_read",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/npz.py",
+        (
+            "a pipe in the place of an npz file is waited for",
+            "    if status(path) and not is_file(path):\n",
+            "    if False:\n",
+            "tests/test_data_paths.py::test_what_is_where",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/datasets.py",
+        (
+            "the names of classes are in no digest",
+            "lists = [listed] if is_file(listed) and not config.class_names else []",
+            "lists: list[Path] = []",
+            "tests/test_data_images.py::test_names_of_classes_that_were_altered_are_read_anew_by_the_next_run",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/datasets.py",
+        (
+            "images of MNIST may have any size",
+            "        if part.x.shape[1:] != shape:",
+            "        if part.x.ndim != 4:",
+            "tests/test_data.py::test_idx_files_of_images_of_another_size",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/clients.py",
+        (
+            "a node is tested on its training samples",
+            "    check_distinct(*(files if has_files else parts))\n",
+            "",
+            "tests/test_data.py::test_test_samples_that_are_the_training_samples_under_another_name",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/images.py",
+        (
+            "a pool's test part may be its training part",
+            "        check_distinct(*parts)\n",
+            "",
+            "tests/test_data_images.py::test_parts_that_are_one_folder",
+        ),
+    ),
+    *_of(
+        "data",
+        "common/memory.py",
+        (
+            "a container's limit of memory is not seen",
+            "    return min([_available_on_machine(), *_left_in_groups(groups, own)])",
+            "    return _available_on_machine()",
+            "tests/test_memory.py",
+        ),
+    ),
+    *_of(
+        "data",
+        "common/memory.py",
+        (
+            "what was read of files counts as taken",
+            "most - taken + int(stat[kept])",
+            "most - taken",
+            "tests/test_memory.py::test_the_limit_of_a_container_counts",
         ),
     ),
 ]

@@ -765,7 +765,9 @@ def test_the_number_of_clients_must_be_that_of_the_files(tmp_path):
     text = message(data.load_client, cfg, 0, 2)
     assert "has files of 3 clients, the federation has 2" in text
     (tmp_path / "test" / "1.npz").unlink()
-    assert message(data.check, cfg).startswith(f"{tmp_path}/test/1.npz is missing: the federation has 3 clients")
+    assert message(data.check, cfg).startswith(
+        f"{tmp_path}/test/1.npz is missing: {tmp_path}/train has files of 3 clients"
+    )
 
 
 def test_clients_must_be_alike(tmp_path):
@@ -774,6 +776,14 @@ def test_clients_must_be_alike(tmp_path):
     text = message(data.load_client, clients_config(tmp_path), 1, 2)
     assert text.startswith(
         f"{tmp_path}: train/1.npz has samples of shape (5,) and type float32, train/0.npz of shape (4,)"
+    )
+
+
+def test_a_file_that_is_missing_where_nobody_has_said_how_many_clients_there_are(tmp_path):
+    for i in (0, 2):
+        save_own(tmp_path, i)
+    assert message(data.check, clients_config(tmp_path)).startswith(
+        f"{tmp_path}/train/1.npz is missing: {tmp_path}/train has files of 2 clients, so {tmp_path} must have files"
     )
 
 
@@ -819,12 +829,27 @@ def test_names_for_the_classes_of_a_nodes_own_files(tmp_path):
     assert own.class_names == ("cat", "dog", "cow", "pig")
     assert own.num_classes == 4
     text = message(load_node, tmp_path, class_names="cat,dog")
-    assert text == f"{tmp_path}/train.npz: array y has label 2; num-classes = 2 allows 0 to 1"
+    wrong = "array y has label 2; class-names or classes.txt has 2 classes, whose labels are 0 to 1"
+    assert text == f"{tmp_path}/train.npz: {wrong}"
     text = message(load_node, tmp_path, class_names="cat,dog,cow,pig", num_classes=3)
     assert text == "class-names has 4 classes; num-classes = 3 must be at least that, or 0"
     (tmp_path / "classes.txt").write_text("a\nb\nc\n")
     assert load_node(tmp_path).class_names == ("a", "b", "c")
     assert load_node(tmp_path, class_names="x,y,z").class_names == ("x", "y", "z")
+
+
+def test_test_samples_that_are_the_training_samples_under_another_name(tmp_path):
+    save_node(tmp_path)
+    (tmp_path / "test.npz").unlink()
+    for link in (os.symlink, os.link):
+        link(tmp_path / "train.npz", tmp_path / "test.npz")
+        text = message(load_node, tmp_path)
+        assert text.startswith(f"{tmp_path}/test.npz is {tmp_path}/train.npz under another name; test samples must be")
+        (tmp_path / "test.npz").unlink()
+    save_own(tmp_path / "all", 0)
+    (tmp_path / "all" / "test" / "0.npz").unlink()
+    (tmp_path / "all" / "test" / "0.npz").symlink_to(tmp_path / "all" / "train" / "0.npz")
+    assert "/test/0.npz is " in message(data.check, clients_config(tmp_path / "all"))
 
 
 def test_a_nodes_altered_file_is_read_anew(tmp_path):
@@ -938,6 +963,18 @@ def test_idx_files_that_are_broken(tmp_path):
         assert message(data.load_client, cfg, 0, 2).startswith(f"torchvision cannot read MNIST in {tmp_path}: ")
     save_idx(raw, images, labels[:15], "train")
     assert message(data.load_client, cfg, 0, 2) == f"MNIST in {tmp_path}: training part has 20 images and 15 labels"
+
+
+@pytest.mark.parametrize("other", ["train", "t10k"])
+def test_idx_files_of_images_of_another_size(tmp_path, other):
+    raw = tmp_path / "MNIST" / "raw"
+    for part in ("train", "t10k"):
+        side = 20 if part == other else 28
+        save_idx(raw, np.zeros((20, side, side), np.uint8), np.zeros(20, np.uint8), part)
+    assert message(data.load_client, config(dataset="mnist", data_dir=str(tmp_path)), 0, 2) == (
+        f"{raw}/{other}-images-idx3-ubyte: has images of shape (1, 20, 20), and those of mnist are of (1, 28, 28); put "
+        "the official file there"
+    )
 
 
 @pytest.mark.parametrize("part", ["train", "t10k"])
@@ -1123,6 +1160,28 @@ def test_a_shape_that_python_cannot_write_is_one_line(tmp_path):
         file.writestr("y.npy", b"")
     text = message(read_samples, tmp_path / "b.npz")
     assert text.startswith(f"{tmp_path}/b.npz: array x cannot be read (Exceeds the limit (4300 digits)")
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_header_that_is_longer_than_numpy_takes_is_not_read(tmp_path, version):
+    length = 60_000 if version == 1 else 50_000_000
+    size = struct.pack("<H" if version == 1 else "<I", length)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("x.npy", b"\x93NUMPY" + bytes([version, 0]) + size + b" " * length)
+        file.writestr("y.npy", b"")
+    tracemalloc.start()
+    try:
+        text = message(read_samples, tmp_path / "a.npz")
+        assert tracemalloc.get_traced_memory()[1] < 5e6
+    finally:
+        tracemalloc.stop()
+    assert text == f"{tmp_path}/a.npz: array x cannot be read (its header is said to have {length} bytes)"
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.npz")
+    expected = f"{tmp_path}/a.npz is not a file; it must be an npz file with the arrays x, y"
+    assert message(read_samples, tmp_path / "a.npz") == expected
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")

@@ -195,6 +195,31 @@ def test_an_image_that_was_altered_is_read_anew_by_the_next_run(tmp_path):
     assert np.array_equal(pool_of(tmp_path).x[3, 0], other)
 
 
+def test_names_of_classes_that_were_altered_are_read_anew_by_the_next_run(tmp_path):
+    save_classes(tmp_path, {"a": 2, "b": 2})
+    (tmp_path / "classes.txt").write_text("a\nb\n")
+    cfg = folder_config(tmp_path)
+    data.forget_altered(cfg)
+    assert pool_of(tmp_path).y.tolist() == [0, 0, 1, 1]
+    before = data.digest(cfg)
+    (tmp_path / "classes.txt").write_text("b\na\n\n")
+    assert data.digest(cfg) != before
+    data.forget_altered(cfg)
+    assert pool_of(tmp_path).y.tolist() == [1, 1, 0, 0]
+    # Where the run itself names them, nobody reads the file.
+    said = data.digest(folder_config(tmp_path, class_names="a,b"))
+    (tmp_path / "classes.txt").unlink()
+    assert data.digest(folder_config(tmp_path, class_names="a,b")) == said
+
+
+def test_parts_that_are_one_folder(tmp_path):
+    save_classes(tmp_path / "train", {"a": 3, "b": 3})
+    (tmp_path / "test").symlink_to("train")
+    expected = f"{tmp_path}/test is {tmp_path}/train under another name; test samples must be others than those for"
+    assert message(data.check, folder_config(tmp_path)).startswith(expected)
+    assert message(node, tmp_path).startswith(expected)
+
+
 def test_a_federation_learns_from_folders(tmp_path):
     for name, level in (("bright", 180), ("dark", 60)):
         for i in range(20):

@@ -112,7 +112,7 @@ def test_what_is_where(tmp_path):
     assert [path.name for path in entries(tmp_path) if is_file(path)] == ["a.npz", "link"]
     assert [path.name for path in entries(tmp_path) if is_dir(path)] == ["folder"]
     assert message(entries, tmp_path / "a.npz") == f"{tmp_path}/a.npz: cannot be listed (Not a directory)"
-    assert message(read_samples, tmp_path / "folder").startswith(f"{tmp_path}/folder: cannot be read")
+    assert message(read_samples, tmp_path / "folder").startswith(f"{tmp_path}/folder is not a file; it must be an npz")
 
 
 def test_the_home_of_a_user_that_is_not_there():

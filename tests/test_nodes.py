@@ -604,7 +604,7 @@ def test_what_describe_and_metrics_say(tmp_path: Path) -> None:
         "query.describe": named(
             "client",
             *("name", "identity", "train", "validation", "test"),
-            *("num-classes", "input-shape", "class-names", "partitions", "own-data", "accuracies"),
+            *("num-classes", "input-shape", "input-type", "class-names", "partitions", "own-data", "accuracies"),
         ),
         "query.plan": named("plan", "replace", "extractors", "heads"),
         "train": named("metrics", *accuracies, "loss", "seconds", "num-examples") | {("arrays: arrays",)},

@@ -1,5 +1,6 @@
 """Whatever a client answers, the run goes on without it: hostile replies of every kind, case by case and by chance."""
 
+import json
 import logging
 import math
 from collections import Counter
@@ -173,6 +174,8 @@ DESCRIBE: list[tuple[Spoil, str]] = [
     (said("own-data", 1), "client 22: own-data is 1, not true or false"),
     (said("accuracies", "guessed"), "client 23: accuracies is 'guessed', not exact, rounded, none"),
     (said("accuracies", ["exact"]), "client 24: accuracies is a list of length 1, not exact, rounded, none"),
+    (said("input-type", "float64"), "client 25: input-type is 'float64', not uint8, float32, int32"),
+    (said("input-type", ["uint8"]), "client 26: input-type is a list of length 1, not uint8, float32, int32"),
 ]
 
 
@@ -226,6 +229,50 @@ def test_the_largest_model_is_checked_with_the_classes_of_all(tmp_path: Path) ->
     federation.refresh()
     (reason,) = federation.refresh()
     assert reason.endswith(f"values, more than {LARGEST_MODEL}")
+
+
+def test_images_of_two_types_are_not_one_federation(tmp_path: Path) -> None:
+    """A model takes bytes as -1..1, and other numbers as they are: what it learns of the one is wrong for the other."""
+
+    def told(**kinds: str) -> tuple[Federation, list[str]]:
+        answers = {1000 + i: _described(name, kind) for i, (name, kind) in enumerate(kinds.items())}
+        federation = Federation(Answers(answers), _joining())
+        return federation, [*federation.refresh(), *federation.refresh()]
+
+    federation, refused = told(north="uint8", south="float32", east="uint8")
+    assert refused == [
+        "client south: inputs are numbers, used as they are, the federation's are images of uint8, scaled to -1..1; "
+        "all must be alike"
+    ]
+    assert {client.name for client in federation.roster} == {"north", "east"}
+    # A node of an earlier Floret does not say, and a run that goes on knows what the others said.
+    federation, refused = told(north="", south="float32")
+    assert refused == []
+    assert federation.about()["input-type"] == "float32"
+    resumed = Federation(Answers({1002: _described("east", "uint8")}), _joining())
+    resumed.restore(json.loads(json.dumps(federation.about())), [])
+    assert [*resumed.refresh(), *resumed.refresh()] == [
+        "client east: inputs are images of uint8, scaled to -1..1, the federation's are numbers, used as they are; all "
+        "must be alike"
+    ]
+
+
+def test_partitions_of_two_divisions_are_not_one_federation() -> None:
+    answers = {
+        1000 + i: _described(name, "uint8", partitions)
+        for i, (name, partitions) in enumerate({"0": 2, "1": 3, "own": 0}.items())
+    }
+    federation = Federation(Answers(answers), _joining())
+    federation.refresh()
+    assert federation.refresh() == [
+        "client 1: num-partitions is 3, others of the federation have 2: its samples would be theirs, too"
+    ]
+    assert [client.name for client in federation.roster] == ["0", "own"]
+
+
+def _described(name: str, kind: str, partitions: int = 0) -> Message:
+    said = description(name) | {"partitions": partitions} | ({"input-type": kind} if kind else {})
+    return reply_of("1", "query.describe", RecordDict({"client": ConfigRecord(said)}))
 
 
 @pytest.mark.parametrize(

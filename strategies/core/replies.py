@@ -37,6 +37,8 @@ MOST_SAMPLES = 10**9
 MOST_CLASSES = 2**16
 # Sides of a sample (a film has four), and values in it: an image of 4,096 x 4,096 in colour has 2^25.6.
 MOST_SIDES, MOST_INPUTS = 8, 2**26
+# What one value of a sample may be: a byte of an image, a number, a word's id.
+INPUT_TYPES = ("uint8", "float32", "int32")
 # Partitions of a simulation.
 MOST_PARTITIONS = 10**6
 # Beyond it a loss is none of float32; a sum over all clients stays finite.
@@ -127,6 +129,7 @@ class Description:
         partitions: of how many the client is one in a simulation, else 0.
         own: its data are its own, not a partition of the run's dataset; an earlier Floret does not say so.
         accuracies: how it tells them, one of ``common.accuracies.TELLING``; nor this.
+        input_type: of the values of a sample, one of ``INPUT_TYPES``; empty if an earlier Floret does not say so.
     """
 
     name: str
@@ -141,6 +144,7 @@ class Description:
     key: str = ""
     own: bool = False
     accuracies: str = EXACT
+    input_type: str = ""
 
     @classmethod
     def read(cls, message: Message, node: int, asked: str) -> Self:
@@ -174,6 +178,9 @@ class Description:
                 accuracies = said.get("accuracies", EXACT)
                 if accuracies not in TELLING:
                     raise RefusedError(f"accuracies is {shown(accuracies)}, not {', '.join(TELLING)}")
+                kind = said.get("input-type", "")
+                if kind not in ("", *INPUT_TYPES):
+                    raise RefusedError(f"input-type is {shown(kind)}, not {', '.join(INPUT_TYPES)}")
                 proof = record_of(content, PROOF, ConfigRecord) if PROOF in content else None
                 return cls(
                     name=name,
@@ -188,6 +195,7 @@ class Description:
                     key="" if proof is None else check(proof, asked, node, name),
                     own=own,
                     accuracies=str(accuracies),
+                    input_type=str(kind),
                 )
         except RefusedError as reason:
             raise RefusedError(f"{who}: {reason}") from reason
