@@ -5,6 +5,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -64,6 +65,18 @@ class RunDirectory:
                 if in_use(self.path) or time.monotonic() > deadline:
                     raise
             time.sleep(0.005)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take the directory away if nothing was written, as when nobody joined: there is no run to read."""
+        if not (self.path / "config.json").exists():
+            with suppress(OSError):  # one is not empty
+                self.personal.rmdir()
+                self.checkpoints.rmdir()
+                (self.path / ".lock").unlink()
+                self.path.rmdir()
 
     @classmethod
     def new(cls, config: RunConfig, run_id: int, simulated: bool) -> Self:

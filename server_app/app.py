@@ -81,7 +81,7 @@ def run(grid: Grid, context: Context) -> None:
     checkpoint = _resume(directory, checkpoints, federation) if config.resume else None
     if checkpoint:
         origin["resumed"][-1]["round"] = checkpoint.round
-    with trackers, StatusWriter(directory.path, config.method, config.dataset, config.rounds) as status:
+    with directory, trackers, StatusWriter(directory.path, config.method, config.dataset, config.rounds) as status:
         trackers.begin(own_keys(context.run_config), directory.path, checkpoint.round if checkpoint else 0)
         status.phase("waiting for clients")
         federation.gather(status.gathering)

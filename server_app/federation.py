@@ -26,6 +26,8 @@ _GRACE = 15.0
 _ASK_AGAIN = 30.0
 # Seconds that a round waits for clients to say again what they have, after they were refused for having something else.
 _RENEWAL = 10.0
+# After how long a start says that it waits for clients; then again after six times as long.
+_SILENCE = 10.0
 # Values of the model that the clients' inputs and classes ask for: 4 GiB as float32, of which the server holds several.
 LARGEST_MODEL = 2**30
 # How a model reads inputs of each type.
@@ -88,8 +90,10 @@ class Federation:
         Raises:
             FloretError: they did not within ``round-timeout``; in simulation, a client cannot take part.
         """
-        deadline = time.monotonic() + self.config.round_timeout
+        begun = time.monotonic()
+        deadline = begun + self.config.round_timeout
         enough: float | None = None
+        tell = begun + _SILENCE
         pause = 0.01
         while True:
             refused = self.refresh()
@@ -103,6 +107,9 @@ class Federation:
                 if not self._pending or time.monotonic() - enough > _GRACE:
                     self._gathered = True
                     return
+            if here < wanted and time.monotonic() > tell:
+                log.info("Waiting for clients: %d of %d are there; see min-clients", here, wanted)
+                tell = time.monotonic() + 6 * _SILENCE
             if time.monotonic() > deadline:
                 why = printable("; ".join(sorted({reason for _, reason in self._refused.values()})))
                 raise FloretError(

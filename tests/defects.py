@@ -1527,7 +1527,7 @@ DEFECTS: list[Defect] = [
         ),
         (
             "a start waits for a minute whatever round-timeout says",
-            "deadline = time.monotonic() + self.config.round_timeout\n        enough",
+            "deadline = begun + self.config.round_timeout\n",
             "deadline = time.monotonic() + 60.0\n        enough",
             f"{KEYS}::test_a_start_waits_no_longer_than_round_timeout",
         ),
@@ -4318,6 +4318,26 @@ DEFECTS: list[Defect] = [
             "most - taken + int(stat[kept])",
             "most - taken",
             "tests/test_memory.py::test_the_limit_of_a_container_counts",
+        ),
+    ),
+    *_of(
+        "rounds",
+        "server_app/federation.py",
+        (
+            "a start waits in silence",
+            "if here < wanted and time.monotonic() > tell:",
+            "if here > wanted and time.monotonic() > tell:",
+            "tests/test_keys.py::test_a_start_that_waits_says_so_and_leaves_nothing_if_nobody_comes",
+        ),
+    ),
+    *_of(
+        "rounds",
+        "server_app/app.py",
+        (
+            "a run that nobody joined leaves an empty folder",
+            "    with directory, trackers, StatusWriter(",
+            "    with trackers, StatusWriter(",
+            "tests/test_keys.py::test_a_start_that_waits_says_so_and_leaves_nothing_if_nobody_comes",
         ),
     ),
 ]

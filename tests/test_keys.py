@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import Context, Message, RecordDict
 from PIL import Image
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
@@ -32,6 +32,7 @@ from common.tensors import NamedArrays
 from common.wire import from_record
 from data import Split
 from models import SplitModel
+from server_app.app import run
 from server_app.federation import Federation
 from server_app.settings import read_config
 from strategies import METHODS
@@ -236,6 +237,20 @@ def test_a_start_waits_no_longer_than_round_timeout(tmp_path: Path) -> None:
     with pytest.raises(FloretError, match=r"2 of 3 clients joined within round-timeout = 1 s"):
         federation.gather(lambda here, wanted: None)
     assert 1 <= time.monotonic() - begun < 20
+
+
+def test_a_start_that_waits_says_so_and_leaves_nothing_if_nobody_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("server_app.federation._SILENCE", 0.3)
+    output = tmp_path / "runs"
+    values = run_config(output, min_clients=3, round_timeout=1.5)
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=values)
+    with caplog.at_level("INFO", "flwr"), pytest.raises(FloretError, match=r"2 of 3 clients joined within"):
+        run(DirectGrid(values, 2, tmp_path / "states"), context)
+    # Once after 0.3 s; it would be said again after 1.8 s more.
+    assert caplog.messages.count("Waiting for clients: 2 of 3 are there; see min-clients") == 1
+    assert list(output.iterdir()) == []
 
 
 def test_as_many_rounds_as_the_key_says(tmp_path: Path) -> None:
