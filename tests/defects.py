@@ -1528,7 +1528,7 @@ DEFECTS: list[Defect] = [
         (
             "a start waits for a minute whatever round-timeout says",
             "deadline = begun + self.config.round_timeout\n",
-            "deadline = time.monotonic() + 60.0\n        enough",
+            "deadline = begun + 60.0\n",
             f"{KEYS}::test_a_start_waits_no_longer_than_round_timeout",
         ),
         (
