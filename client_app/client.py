@@ -284,7 +284,16 @@ class FloretClient(NumPyClient):
         self.receive()
         spent = self._pay() if self.protection else {}
         metrics: dict[str, Any] = self._accuracies("before")
-        metrics["loss"] = self._train_feeding() if self.trains_examples else self.train()
+        try:
+            metrics["loss"] = self._train_feeding() if self.trains_examples else self.train()
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise FloretError(
+                f"batch-size = {self.config.batch_size}, {len(self.data.train)} training samples: batch normalisation "
+                f"of model {self.config.model!r} cannot learn from one sample, of which it has one value per channel; "
+                "take larger batches or images, or a model without it"
+            ) from error
         tensors = self.upload()
         if self.protection and self.config.privacy.unit == "client":
             tensors = self.protection.update(tensors, self.received)

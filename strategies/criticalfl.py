@@ -131,7 +131,7 @@ class CriticalFL(FloretStrategy):
     def __init__(self, setting: StrategySetting) -> None:
         super().__init__(setting)
         self._periods = Periods(critical=self.parameters.initial_checks > 0)
-        # The federated norm of the last round, or NaN before the first.
+        # The federated norm of the last round in which there was one, or NaN if a check has taken it in.
         self._norm = math.nan
 
     def check(self) -> None:
@@ -163,6 +163,7 @@ class CriticalFL(FloretStrategy):
             present = self.roster.present()
             least = super().wanted(present)
             self._periods.check(self._norm, self.parameters, least, max(least, self._most(present)))
+            self._norm = math.nan
         return super().sample(server_round)
 
     def instructions(self, client: Client, server_round: int) -> dict[str, Any]:

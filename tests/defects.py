@@ -4340,6 +4340,46 @@ DEFECTS: list[Defect] = [
             "tests/test_keys.py::test_a_start_that_waits_says_so_and_leaves_nothing_if_nobody_comes",
         ),
     ),
+    *_of(
+        "methods",
+        "strategies/criticalfl.py",
+        (
+            "CriticalFL takes a norm in twice",
+            "            self._norm = math.nan\n",
+            "",
+            "tests/test_criticalfl_fedpa.py::test_a_norm_is_taken_in_once_also_if_the_next_round_has_none",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/apple.py",
+        (
+            "APPLE has no proximal term in a run of few rounds",
+            "max(int(part * rounds), 1 if part else 0)",
+            "int(part * rounds)",
+            "tests/test_fedkd_fedcac_apple.py::test_the_proximal_term_fades_out",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/dispfl.py",
+        (
+            "DisPFL keeps a mask of another density",
+            " or int(self.memory[NEXT + name].sum()) != sparse[name]:",
+            ":",
+            "tests/test_dfedavgm_dispfl.py::test_a_client_that_comes_from_a_run_of_another_density_gets_a_mask_of_this_one",
+        ),
+    ),
+    *_of(
+        "training",
+        "client_app/client.py",
+        (
+            "why batch normalisation cannot learn is PyTorch's line",
+            'if "more than 1 value per channel" not in str(error):',
+            "if str(error):",
+            "tests/test_methods.py::test_batch_normalisation_cannot_learn_from_one_value",
+        ),
+    ),
 ]
 
 

@@ -26,22 +26,25 @@ from flwr.serverapp import Grid
 from common.config import folder_name
 from common.errors import LONGEST_TEXT
 from common.proof import PROOF, sign
-from common.tensors import NamedArrays
+from common.tensors import Free, NamedArrays
 from common.wire import pack, to_record, views
 from server_app.federation import LARGEST_MODEL, Federation
 from server_app.rounds import log_line, round_of
 from server_app.settings import read_config
 from server_app.setup import build_strategy
+from strategies import METHODS
 from strategies.core import Client, ExportReply, FloretStrategy, RefusedError, Roster, Session
 from strategies.core.replies import MOST_CLASSES, MOST_INPUTS, MOST_NOTES, MOST_SAMPLES, PlanAnswer
 from strategies.ua_pdfl import PeerRequest
 from tests.harness import run_config
 
-METHODS = {
-    "fedper": {},
-    "fedproto": {},
-    "ua-pdfl": {},
+# Keys with which clients that know nothing of a method send good values.
+OWN_KEYS: dict[str, dict[str, Any]] = {
     "fedavg": {"wire": "float16"},
+    "fedcpd": {"fedcpd.distill": False},
+    "dispfl": {"dispfl.density": 1.0},
+    # What it has trained it goes on from, also in a round that is made again.
+    "fedpa": {"fedpa.generator-steps": 0},
 }
 SHAPE, CLASSES, CLIENTS = (8,), 4, 3
 SPOILT = "1"
@@ -253,7 +256,7 @@ def check_strategy(strategy: FloretStrategy) -> str:
 @cache
 def strategy_of(method: str) -> FloretStrategy:
     """Return a strategy with three clients."""
-    values = run_config(Path("/nowhere"), method=method, **METHODS[method])
+    values = run_config(Path("/nowhere"), method=method, **OWN_KEYS.get(method, {}))
     roster = Roster()
     for i in range(CLIENTS):
         roster.add(Client(str(i), 1000 + i, 100, 0 if i == 1 else 10, 10))
@@ -267,11 +270,21 @@ def metrics(samples: int) -> MetricRecord:
 
 def train_content(strategy: FloretStrategy, i: int) -> RecordDict:
     """Return what a good client sends after training."""
-    rng = np.random.default_rng(i)
-    arrays = {
-        name: rng.standard_normal([int(str(side)) for side in spec.shape]).astype(np.float32)
-        for name, spec in strategy._uplink.items()
-    }
+    rng, arrays = np.random.default_rng(i), {}
+    for name, spec in strategy._uplink.items():
+        # FedKD sends a matrix or its two factors.
+        whole = name.removesuffix(".left").removesuffix(".right")
+        if f"{whole}.left" in strategy._uplink and (name == whole) == bool(i % 2):
+            continue
+        values = rng.standard_normal([1 if isinstance(side, Free) else side for side in spec.shape])
+        if spec.dtype == "bool":
+            arrays[name] = values > np.median(values)
+        elif name == "energy":  # at least the squares of FedPAC's means
+            arrays[name] = np.full(values.shape, 1000.0, np.float32)
+        elif name in ("gradient-norm", "counts"):
+            arrays[name] = np.ceil(np.abs(values)).astype(spec.dtype)
+        else:
+            arrays[name] = values.astype(spec.dtype)
     return RecordDict({"arrays": pack(arrays, strategy._uplink, strategy.config.wire), "metrics": metrics(50 + i)})
 
 

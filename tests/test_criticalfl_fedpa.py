@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord, Error, Message
 from torch import nn
 
 from client_app.batches import normalise
@@ -280,6 +280,20 @@ def test_growing_norms_are_a_critical_period(tmp_path: Path) -> None:
     assert run(growing, criticalfl__delta=0.9, criticalfl__window=1) == [2, 2, 4, 6, 6]
     # A learning rate that halves in every round hides the growth.
     assert run(growing, lr_decay=0.5) == [2] * 5
+
+
+def test_a_norm_is_taken_in_once_also_if_the_next_round_has_none(tmp_path: Path) -> None:
+    def tamper(message: Message, reply: Message) -> Message:
+        if (message.metadata.message_type, message.metadata.group_id) == ("train", "2"):
+            return Message(Error(0, "lost"), reply_to=message)
+        return reply
+
+    keys: dict[str, Any] = {"criticalfl__check_every": 1, "rounds": 4, "max_samples": 100, "local_epochs": 1}
+    outcome = federate(tmp_path, 2, method="criticalfl", tamper=tamper, **keys)
+    assert [len(reasons) for reasons in refusals(outcome)] == [0, 2, 0, 0]
+    norms = Checkpoints(outcome.directory / "checkpoints").read()[0].strategy["norms"].tolist()
+    # Those of rounds 1 and 3, before rounds 2 and 4.
+    assert len(norms) == len(set(norms)) == 2
 
 
 def test_the_gradient_norm_by_hand(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from results.run import read_run
 from strategies.core import GraphParameters, draw_graph, metropolis_weights
 from strategies.core.graph import Graph
 from strategies.dispfl import kept_elements
-from tests.harness import MODEL_SIZE, SHAPES, Outcome, federate, kept, standing
+from tests.harness import MODEL_SIZE, SHAPES, Outcome, federate, kept, personal, standing
 from tests.test_papers import write_images
 from tests.test_report import Page
 
@@ -444,6 +444,19 @@ def test_bytes_are_those_of_the_masks(tmp_path: Path, density: float) -> None:
         for client in seen.line(number).values():
             assert client["bytes"] == {"up": up, "down": up * len(client.get("peers", []))}
             assert len(client.get("peers", [])) == (0 if number == 1 else 3)
+
+
+def test_a_client_that_comes_from_a_run_of_another_density_gets_a_mask_of_this_one(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"method": "dispfl", "local_epochs": 1, "rounds": 2}
+    federate(tmp_path / "first", states=tmp_path / "states", dispfl__density=0.5, **keys)
+    second = federate(tmp_path / "second", states=tmp_path / "states", dispfl__density=0.3, **keys)
+    assert [line["refused"] for line in second.history] == [[], []]
+    counts = kept_elements(SHAPES, 0.3)
+    for state in personal(second):
+        for name, mask in masks_of(state).items():
+            assert int(mask.sum()) == counts[name]
+            assert not state[MODEL + name][~mask].any()
+            assert state[MODEL + name].any()
 
 
 def test_a_personal_model_is_zero_outside_its_mask_which_moves_at_the_next_aggregation(tmp_path: Path) -> None:

@@ -648,6 +648,8 @@ def test_the_proximal_term_fades_out() -> None:
     weights = [scheduled(parameters_of(scheduler="cosine"), server_round, 10) for server_round in (1, 2, 3, 4, 5)]
     assert weights == pytest.approx([0.5, 0.25 * (1 + math.sqrt(0.5)), 0.25, 0.25 * (1 - math.sqrt(0.5)), 0])
     assert scheduled(parameters_of(scheduled_part=0.0), 1, 10) == 0
+    # Fewer rounds than would make one: the first has it.
+    assert [scheduled(parameters_of(scheduled_part=0.1), server_round, 9) for server_round in (1, 2)] == [0.5, 0]
 
 
 def test_what_is_downloaded_is_what_counts() -> None:

@@ -105,6 +105,22 @@ def test_the_policy_for_batch_normalisation(tmp_path: Path, method: str, batch_n
     assert not torch.equal(means[0], means[1])
 
 
+def test_batch_normalisation_cannot_learn_from_one_value(tmp_path: Path) -> None:
+    for part, counts in (("train", (1, 4)), ("test", (3, 3))):
+        (tmp_path / part).mkdir()
+        for i, count in enumerate(counts):
+            np.savez(tmp_path / part / f"{i}.npz", x=np.ones((count, 8, 8), np.uint8), y=np.arange(count) % 2)
+    keys: dict[str, Any] = {"dataset": "npz-clients", "data_dir": str(tmp_path), "validation_fraction": 0.0}
+    outcome = federate(tmp_path / "runs", 2, method="fedavg", model="resnet18", rounds=1, local_epochs=1, **keys)
+    (refused,) = outcome.history[0]["refused"]
+    assert refused == {
+        "client": "0",
+        "reason": "batch-size = 32, 1 training samples: batch normalisation of model 'resnet18' cannot learn from one "
+        "sample, of which it has one value per channel; take larger batches or images, or a model without it",
+    }
+    assert outcome.history[0]["clients"]["1"]["trained"]
+
+
 @pytest.mark.parametrize("method", EVERY_METHOD)
 def test_every_method_learns_and_reports(tmp_path: Path, method: str) -> None:
     keys = {"rounds": 4, "local_epochs": 3, **ON_MLP.get(method, {})}

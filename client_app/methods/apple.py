@@ -23,7 +23,8 @@ _LEAST_BASE = 1.5
 
 def scheduled(parameters: APPLEParameters, server_round: int, rounds: int) -> float:
     """Return ``lambda(r) * mu``, the weight of the proximal term in a round (from 1); 0 after the scheduled ones."""
-    passed, last = server_round - 1, int(parameters.scheduled_part * rounds)
+    part = parameters.scheduled_part
+    passed, last = server_round - 1, max(int(part * rounds), 1 if part else 0)
     if passed >= last:
         return 0.0
     if parameters.scheduler == "exponential":

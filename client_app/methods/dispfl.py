@@ -53,8 +53,10 @@ class DisPFL(FloretClient):
             if name not in sparse:
                 own[name].copy_(masked_mean(models, [torch.ones_like(own[name])] * len(models)))
                 continue
-            if NEXT + name not in self.memory:
-                self.memory[MASK + name] = self.memory[NEXT + name] = self._first_mask(name, own[name], sparse[name])
+            # What an earlier run of another density left is no mask of this one.
+            if NEXT + name not in self.memory or int(self.memory[NEXT + name].sum()) != sparse[name]:
+                first = self.memory[NEXT + name] = self._first_mask(name, own[name], sparse[name])
+                self.memory.setdefault(MASK + name, first)
             masks = [self.memory[MASK + name], *(tensors[MASK + name] for tensors in peers)]
             new = self.memory[MASK + name] = self.memory[NEXT + name]
             own[name].copy_(new * masked_mean([models[0] * masks[0], *models[1:]], masks))
