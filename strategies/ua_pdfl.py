@@ -82,7 +82,7 @@ class UAPDFL(Relay):
         return {**super().uplink(setup), **representations}
 
     def prepare(self, server_round: int, clients: list[Client], grid: Grid) -> list[Client]:
-        """Draw each client's peers, and get the request of each client that has any (Algorithm 2, lines 5-8)."""
+        """Draw each client's peers, and get the request of each client that has any (Algorithm 2, lines 6-8)."""
         self._queues = {client.name: self._queue(client, server_round) for client in clients}
         self.peers = {name: tuple(peer.name for peer in peers) for name, peers in self._queues.items()}
         self._requests = {name: PeerRequest(-1, (), ()) for name, peers in self._queues.items() if not peers}
