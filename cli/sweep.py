@@ -48,7 +48,7 @@ def sweep(
     from results.engines import engine_of
     from results.jobs import run_missing
     from results.runs import Runs
-    from results.sweep import Sweep
+    from results.sweep import Sweep, without_effect
     from server_app.settings import read_config
 
     runs = Runs(app, output, check_run, engine_of(engine, app, superlink, kernels, jobs))
@@ -56,6 +56,8 @@ def sweep(
     wanted = grid.jobs()
     for job in wanted:
         read_config(runs.config(job.spec))
+    for line in without_effect(grid.varied, [runs.config(job.spec) for job in wanted]):
+        click.echo(f"floret: {line}", err=True)
     failed = run_missing(runs, wanted, keep_models=keep_models)
     click.echo("\n" + grid.write(runs, output))
     if failed:

@@ -172,8 +172,8 @@ class Outline:
 def outline_pool(source: Source) -> Outline:
     """Return what ``load_pool`` would give, without reading inputs; once per process.
 
-    Official files are not read, of others only the labels. The channels of an ``image-folder`` are those of its first
-    image.
+    Official files whose outline is known are not read, of ``pathmnist`` and the user's own files only the labels. The
+    channels of an ``image-folder`` are those of its first image.
 
     Raises:
         DataError: as ``load_pool``, but for errors in the inputs.
@@ -183,7 +183,7 @@ def outline_pool(source: Source) -> Outline:
         shape, classes, samples = _OUTLINES[source.dataset]
         samples = min(samples, source.max_samples or samples)
         return Outline(shape, class_count(classes - 1, source.num_classes, where), min(classes, samples), samples)
-    if source.dataset == "digits":
+    if source.dataset not in ("npz", "pathmnist", "image-folder"):
         pool = load_pool(source)
         return Outline(pool.x.shape[1:], pool.num_classes, len(np.unique(pool.y)), len(pool.y))
     if source.dataset == "image-folder":
@@ -401,6 +401,8 @@ def _read_official(dataset: str, root: Path, *, download: bool) -> list[Samples]
     import torchvision.datasets
 
     parts = read_torchvision(getattr(torchvision.datasets, official.kind), root, download=download)
+    if dataset not in _OUTLINES:
+        return parts
     # torchvision proves the files of CIFAR and SVHN by their sums, and those of MNIST and Fashion-MNIST by nothing.
     shape, classes, _ = _OUTLINES[dataset]
     for name, part in zip([name for name in official.files if "images" in name], parts, strict=False):

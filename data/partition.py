@@ -23,9 +23,9 @@ PARTITIONS = {
 }
 
 _MAX_DRAWS = 100
-_BY_ALPHA = ("dirichlet", "dirichlet-balanced", "pfllib")
-_RANDOM_SIZES = (*_BY_ALPHA, "pathological", "extreme")
-_BY_CLASSES = ("pathological", "extreme")
+BY_ALPHA = ("dirichlet", "dirichlet-balanced", "pfllib")
+_RANDOM_SIZES = (*BY_ALPHA, "pathological", "extreme")
+BY_CLASSES = ("pathological", "extreme")
 # The library's classes.
 _LIBRARY = {
     "iid": "IidPartitioner",
@@ -137,7 +137,7 @@ def check_counts(
     Raises:
         ConfigError, DataError: as ``partition``; it may still find that a draw leaves a client with too few samples.
     """
-    if scheme.name in _BY_CLASSES and scheme.classes_per_client > classes:
+    if scheme.name in BY_CLASSES and scheme.classes_per_client > classes:
         raise ConfigError(
             f"classes-per-client = {scheme.classes_per_client}: must be at most {classes}, "
             f"the number of classes of {dataset}"
@@ -169,9 +169,9 @@ def check_counts(
 
 def _too_few(scheme: Scheme, sizes: list[int], needed: int, draws: int, cut: bool) -> str:
     remedies = ["raise max-samples"] if cut else []
-    if scheme.name in _BY_ALPHA:
+    if scheme.name in BY_ALPHA:
         remedies.append("raise alpha")
-    elif scheme.name in _BY_CLASSES:
+    elif scheme.name in BY_CLASSES:
         remedies.append("change classes-per-client")
     if scheme.min_samples > 2:
         remedies.append("lower min-samples")
@@ -195,7 +195,7 @@ def _draw(labels: npt.NDArray[np.int64], scheme: Scheme, num_clients: int, seed:
     arguments: dict[str, Any] = {"num_partitions": num_clients}
     if scheme.name != "iid":
         arguments |= {"partition_by": "label", "seed": seed}
-    if scheme.name in _BY_ALPHA:
+    if scheme.name in BY_ALPHA:
         balanced = scheme.name == "dirichlet-balanced"
         arguments |= {"alpha": scheme.alpha, "min_partition_size": 0, "self_balancing": balanced}
     elif scheme.name == "pathological":

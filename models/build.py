@@ -70,6 +70,8 @@ def build_model(
     # Built on the meta device first, so that the constructors of the layers draw nothing from the global generator.
     with torch.device("meta"):
         stack = BUILDERS[name](input_shape, classes)
+        if len(stack) < 2:
+            raise ConfigError(f"model = {name!r}: has one layer; it needs two, an extractor and a head")
         if not 0 < head_layers < len(stack):
             have = f"model {name!r} has {len(stack)} layers"
             raise ConfigError(f"head-layers = {head_layers}: must be from 1 to {len(stack) - 1}, {have}")

@@ -1,9 +1,11 @@
 """The conditions that a run was made under: commit, machine, kernels; also of a run that went on under others."""
 
+import hashlib
 import os
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ from common.kernels import NATIVE
 def commit(app: Path) -> str:
     """Return the commit of the app's folder, 12 digits; empty if it is not a git checkout.
 
-    It ends in ``-dirty`` if tracked files differ, but for those below ``docs``: no run reads them, and results are
-    written there between one run and the next.
+    If tracked files differ, but for those below ``docs``, ``-dirty-`` and 8 digits stand behind it, which tell one
+    state of such a checkout from another: they are of what differs and of Python files that git does not know yet. No
+    run reads ``docs``, and results are written there between one run and the next.
     """
     git = ["git", "-C", str(app)]
     try:
@@ -31,9 +34,17 @@ def commit(app: Path) -> str:
         return ""
     if head.returncode:
         return ""
-    different = [*git, "diff", "--quiet", "HEAD", "--", ".", ":(exclude)docs"]
-    same = subprocess.run(different, check=False, start_new_session=True)
-    return head.stdout.strip() + ("-dirty" if same.returncode else "")
+    different = [*git, "diff", "--binary", "HEAD", "--", ".", ":(exclude)docs"]
+    changes = subprocess.run(different, capture_output=True, check=False, start_new_session=True).stdout
+    if not changes:
+        return head.stdout.strip()
+    unknown = [*git, "ls-files", "--others", "--exclude-standard", "-z", "--", "*.py", ":(exclude)docs"]
+    names = subprocess.run(unknown, capture_output=True, check=False, start_new_session=True).stdout
+    found = hashlib.sha256(changes)
+    for name in sorted(filter(None, os.fsdecode(names).split("\0"))):
+        with suppress(OSError):  # it is gone meanwhile
+            found.update(os.fsencode(name) + b"\0" + (app / name).read_bytes())
+    return f"{head.stdout.strip()}-dirty-{found.hexdigest()[:8]}"
 
 
 def machine() -> dict[str, Any]:
@@ -77,6 +88,11 @@ def other_data(read: str, had: str | None, given: str, has: str | None) -> list[
 def other_kernels(then: str, now: str) -> list[str]:
     """Return a text if a run was made with other kernels than those of now, which are empty if they are not known."""
     return [f"were made with {then} kernels, and {now} ones are asked for"] if now and then != now else []
+
+
+def other_code(then: str, now: str) -> list[str]:
+    """Return a text if a run was made with another commit, or another state of a checkout, than that of now."""
+    return [f"were made with commit {then}, and that of now is {now}"] if then and now and then != now else []
 
 
 def parts_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:

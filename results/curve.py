@@ -21,6 +21,7 @@ from results.tables import environment_notes
 from results.text import percent_over_runs, plain
 
 _PANEL, _HEIGHT = 400, 340  # px of a panel
+_MOST_MISSING = 20  # runs that are named
 MEASURES = {"after": "test", "before": "before", "worst decile": "worst_decile"}
 # Of one machine, and no part of what was run.
 _PATHS = re.compile(r"""(?<![\w.-])(data-dir|output-dir|resume|tracker)\s*=\s*("[^"]*"|'[^']*')\s*""")
@@ -89,6 +90,7 @@ class Study:
         panels: in order.
         sweeps: what they were read from: by panel, each sweep.json without what a run says of itself.
         about: of each run that says it, from which npz file, with which commit, machine and versions it was made.
+        missing: by panel, the keys of each run of the grids that no sweep has finished.
     """
 
     key: str
@@ -96,6 +98,7 @@ class Study:
     panels: tuple[Panel, ...]
     sweeps: Mapping[str, Sequence[Mapping[str, Any]]]
     about: Sequence[Mapping[str, Any]]
+    missing: Mapping[str, Sequence[str]]
 
     @classmethod
     def read(cls, key: str, without: str, folders: Sequence[tuple[str, Path]]) -> Self:
@@ -109,11 +112,13 @@ class Study:
         runs: dict[str, list[tuple[Path, Mapping[str, Any], Summary]]] = {}
         sweeps: dict[str, list[Mapping[str, Any]]] = {}
         about: list[Mapping[str, Any]] = []
+        unfinished: dict[str, list[Mapping[str, Any]]] = {}
         for name, folder in folders:
             file = folder / "sweep.json"
             try:
                 sweep = json.loads(file.read_text(encoding="utf-8"))
                 found = [(file, _keys_and_seed(run), run["summary"]) for run in sweep["runs"] if run["summary"]]
+                failed = [dict(run["keys"]) for run in sweep["runs"] if not run["summary"]]
                 grid = [str(each) for each in sweep.get("grid", ())]
                 told = [run["about"] for run in sweep["runs"] if "about" in run]
                 abouts = [{part: each[part] for part in ENVIRONMENT} | {"file": each.get("file")} for each in told]
@@ -125,6 +130,7 @@ class Study:
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise FloretError(f"{file}: is not the sweep.json of a sweep ({error})") from error
             runs.setdefault(name, []).extend(found)
+            unfinished.setdefault(name, []).extend(failed)
             about += abouts
             shown = [{"keys": run["keys"], "summary": run["summary"]} for run in sweep["runs"] if run["summary"]]
             same = _PATHS.sub("", str(sweep.get("run-config", "")))
@@ -138,7 +144,15 @@ class Study:
                 )
                 hint = f"; KEY {one_of(key, had)}" if had else ""
                 raise FloretError(f"{panel.name}: no finished run of its sweeps has {key} in the grid{hint}")
-        return cls(key, without, panels, sweeps, about)
+        missing = {
+            name: [
+                " ".join(f"{key}={value}" for key, value in keys.items())
+                for keys in failed
+                if not any(keys.items() <= had.items() for _, had, _ in runs[name])
+            ]
+            for name, failed in unfinished.items()
+        }
+        return cls(key, without, panels, sweeps, about, missing)
 
     def write(self, output: Path) -> list[Path]:
         """Write the picture, the tables and what both are made of beside each other; return the files."""
@@ -166,6 +180,10 @@ class Study:
             spread = f"mean ± standard deviation (population) over seeds {seeds}"
             parts.append(f"## {panel.name}\n\nAccuracy on the test split in percent, {spread}.")
             parts.append("\n".join(f"- `{' '.join(self._keys(sweep))}`" for sweep in self.sweeps[panel.name]))
+            if missing := self.missing[panel.name]:
+                shown = "; ".join(f"`{keys}`" for keys in missing[:_MOST_MISSING])
+                rest = f"; and {len(missing) - _MOST_MISSING} more" if len(missing) > _MOST_MISSING else ""
+                parts.append(f"Not finished, so not in the tables: {shown}{rest}.")
             for shown, measure in MEASURES.items():
                 head = [f"{shown}; {self.key}", *map(self._shown, panel.values)]
                 rows = [

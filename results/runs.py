@@ -17,7 +17,17 @@ from common.durable import locked, write_whole
 from common.errors import FloretError
 from common.kernels import NATIVE
 from common.run_config import default_config, merged
-from results.conditions import commit, each_in_turn, in_turn, kernels_of, machine, other_data, other_kernels, parts_of
+from results.conditions import (
+    commit,
+    each_in_turn,
+    in_turn,
+    kernels_of,
+    machine,
+    other_code,
+    other_data,
+    other_kernels,
+    parts_of,
+)
 from results.engines import POLL, Engine, reason_of
 from results.run import Run, read_run
 
@@ -152,8 +162,15 @@ class Runs:
 
     def otherwise(self, spec: RunSpec) -> list[str]:
         """Return in what a run that is done was made otherwise than it would be now, a text each."""
-        run = _finished(self.folder(spec))
-        return self._otherwise(run, spec) if run and self.done(spec) else []
+        folder = self.folder(spec)
+        run = _finished(folder)
+        if not run or not self.done(spec):
+            return []
+        try:
+            then = str(json.loads((folder / _ABOUT).read_text(encoding="utf-8"))["commit"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            then = ""  # said by who reads all of it
+        return [*self._otherwise(run, spec), *other_code(then, self._commit)]
 
     def _otherwise(self, run: Path, spec: RunSpec) -> list[str]:
         try:

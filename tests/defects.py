@@ -4380,6 +4380,76 @@ DEFECTS: list[Defect] = [
             "tests/test_methods.py::test_batch_normalisation_cannot_learn_from_one_value",
         ),
     ),
+    *_of(
+        "data",
+        "data/datasets.py",
+        (
+            "a dataset that is added is taken for PathMNIST",
+            '    if source.dataset not in ("npz", "pathmnist", "image-folder"):',
+            '    if source.dataset == "digits":',
+            "tests/test_data.py::test_a_dataset_that_is_added_as_contributing_says",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/datasets.py",
+        (
+            "a torchvision dataset needs an outline",
+            "    if dataset not in _OUTLINES:\n        return parts\n",
+            "",
+            "tests/test_data.py::test_a_dataset_that_is_added_as_contributing_says",
+        ),
+    ),
+    *_of(
+        "models",
+        "models/build.py",
+        (
+            "a model of one layer gets advice that no value follows",
+            "        if len(stack) < 2:\n",
+            "        if not stack:\n",
+            "tests/test_models.py::test_a_model_of_one_layer_cannot_be_split",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/conditions.py",
+        (
+            "all states of a changed checkout are one",
+            '-dirty-{found.hexdigest()[:8]}"',
+            '-dirty-00000000"',
+            "tests/test_experiments.py::test_the_commit_of_a_run",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/runs.py",
+        (
+            "runs of other code are not told",
+            "        return [*self._otherwise(run, spec), *other_code(then, self._commit)]",
+            "        return self._otherwise(run, spec)",
+            "tests/test_experiments.py::test_runs_of_other_code_are_told",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/sweep.py",
+        (
+            "keys of other methods in a grid are not told",
+            "not any(key in own_keys(config) for config in configs):",
+            "False:",
+            "tests/test_experiments.py::test_keys_of_a_grid_that_no_run_uses_are_told",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/curve.py",
+        (
+            "a curve does not say what was not finished",
+            "            if missing := self.missing[panel.name]:",
+            "            if missing := self.missing[panel.name][:0]:",
+            "tests/test_curve.py::test_runs_that_are_not_finished_are_named",
+        ),
+    ),
 ]
 
 

@@ -159,6 +159,33 @@ def test_a_key_that_the_grid_lacks_is_told_with_those_that_it_has(tmp_path: Path
         Study.read("sed", "none", [("A", folder)])
 
 
+def test_runs_that_are_not_finished_are_named(tmp_path: Path) -> None:
+    folder = write_sweep(tmp_path / "a", *({"lr": 0.1, KEY: e, "seed": s} for e in (1.0, 9.0) for s in (0, 1)))
+    file = folder / "sweep.json"
+    content = json.loads(file.read_text())
+    for i in (1, 2, 3):
+        content["runs"][i]["summary"] = None
+    file.write_text(json.dumps(content))
+    page = Study.read(KEY, "none", [("x", folder)]).page()
+    named = (
+        "lr=0.1 privacy.epsilon=1.0 seed=1",
+        "lr=0.1 privacy.epsilon=9.0 seed=0",
+        "lr=0.1 privacy.epsilon=9.0 seed=1",
+    )
+    assert f"Not finished, so not in the tables: {'; '.join(f'`{each}`' for each in named)}." in page
+    # What another sweep of the same panel has is not missing.
+    more = write_sweep(tmp_path / "b", *({"lr": 0.1, KEY: 9.0, "seed": s} for s in (0, 1)))
+    page = Study.read(KEY, "none", [("x", folder), ("x", more)]).page()
+    assert f"Not finished, so not in the tables: `{named[0]}`." in page
+    whole = write_sweep(tmp_path / "c", *({KEY: e, "seed": s} for e in (1.0, 9.0) for s in range(30)))
+    assert "Not finished" not in Study.read(KEY, "none", [("x", whole)]).page()
+    content = json.loads((whole / "sweep.json").read_text())
+    for run in content["runs"][:30]:
+        run["summary"] = None
+    (whole / "sweep.json").write_text(json.dumps(content))
+    assert "seed=19`; and 10 more." in Study.read(KEY, "none", [("x", whole)]).page()
+
+
 def test_a_curve_over_seeds_is_refused(tmp_path: Path) -> None:
     folder = write_sweep(tmp_path / "sweep", {"method": "fedper", "seed": 0}, {"method": "fedper", "seed": 1})
     with pytest.raises(FloretError, match=r"^KEY seed: a point is the mean over seeds; name another key of the grid$"):

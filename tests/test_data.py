@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tracemalloc
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -950,6 +951,28 @@ def test_idx_files(tmp_path, dataset, folder):
     assert np.array_equal(pool.y, labels)
     assert pool.num_classes == 10
     assert data.load_client(cfg, 0, 2).input_shape == (1, 28, 28)
+
+
+def test_a_dataset_that_is_added_as_contributing_says(tmp_path, monkeypatch):
+    """Two routes: an entry in ``_OFFICIAL``, or a branch in ``_read``; of neither the outline is known beforehand."""
+    monkeypatch.setitem(data.datasets.DATASETS, "kmnist", "a line")
+    official = replace(data.datasets._OFFICIAL["mnist"], kind="KMNIST", folder="KMNIST/raw")
+    monkeypatch.setitem(data.datasets._OFFICIAL, "kmnist", official)
+    images, labels = np.zeros((20, 9, 9), np.uint8), (np.arange(20) % 4).astype(np.uint8)
+    for part in ("train", "t10k"):
+        save_idx(tmp_path / "KMNIST" / "raw", images, labels, part)
+    read = data.datasets._read
+    x = np.ones((30, 1, 5, 5), np.uint8)
+    monkeypatch.setitem(data.datasets.DATASETS, "toy", "a line")
+    monkeypatch.setattr(
+        "data.datasets._read", lambda s: [data.npz.Samples(x, np.arange(30) % 3)] if s.dataset == "toy" else read(s)
+    )
+    for dataset, shape, classes, samples in (("kmnist", (1, 9, 9), 4, 40), ("toy", (1, 5, 5), 3, 30)):
+        cfg = config(dataset=dataset, data_dir=str(tmp_path), partition="iid")
+        data.check(cfg)
+        outline = data.datasets.outline_pool(Source.of(cfg))
+        assert outline == data.datasets.Outline(shape, classes, classes, samples)
+        assert data.load_client(cfg, 0, 2).input_shape == shape
 
 
 def test_idx_files_that_are_broken(tmp_path):

@@ -25,6 +25,7 @@ from cli.main import floret
 from common.config import own_keys
 from common.errors import ConfigError, FloretError
 from common.registry import load_class
+from common.run_config import default_config
 from common.versions import versions
 from data.files import sha256_of
 from engine.checks import check_run
@@ -36,7 +37,7 @@ from results.history import ClientRound, History, Round, Scores, Traffic
 from results.jobs import Job, run_missing
 from results.measured import GLOBAL_MODEL, READINGS, Accuracies, MeasuredRun, Records, loaded, thin_curve
 from results.runs import Runs, RunSpec
-from results.sweep import Sweep
+from results.sweep import Sweep, without_effect
 from results.tables import ExperimentResults, environment_notes
 from server_app.settings import read_config
 from strategies import METHODS
@@ -604,6 +605,48 @@ def test_a_damaged_run_of_a_sweep_leaves_the_others(tmp_path: Path, name: str, c
     assert sum(entry["summary"] is not None for entry in entries) == 2
 
 
+def test_runs_of_other_code_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("results.runs.commit", lambda _: "c0ffee-dirty-1")
+    assert "commit" not in swept(tmp_path, WritingEngine()).output
+    assert "commit" not in swept(tmp_path, WritingEngine()).output
+    monkeypatch.setattr("results.runs.commit", lambda _: "c0ffee-dirty-2")
+    again = swept(tmp_path, engine := WritingEngine())
+    assert engine.made == []
+    line = "3 of these runs were made with commit c0ffee-dirty-1, and that of now is c0ffee-dirty-2"
+    assert line in again.output.splitlines()
+
+
+def test_keys_of_a_grid_that_no_run_uses_are_told() -> None:
+    default = default_config(ROOT)
+
+    def told(*keys: str, **values: Any) -> list[str]:
+        return without_effect(keys, [default | {k.replace("__", "."): v for k, v in values.items()}])
+
+    assert told("fedprox.mu", "alpha", "lr", method="fedper", partition="iid") == [
+        "--grid fedprox.mu changes nothing: no run has method = 'fedprox'",
+        "--grid alpha changes nothing: no run has partition = 'dirichlet' or 'dirichlet-balanced' or 'pfllib'",
+    ]
+    assert told("fedprox.mu", "alpha", "method", method="fedprox", partition="pfllib") == []
+    assert told("privacy.epsilon", "privacy.unit", "trim") == [
+        "--grid privacy.epsilon changes nothing: no run has privacy.unit = 'example' or 'client'",
+        "--grid trim changes nothing: no run has aggregation = 'trimmed-mean'",
+    ]
+    assert told("privacy.epsilon", "trim", privacy__unit="client", aggregation="trimmed-mean") == []
+    # One run that uses it is enough.
+    one, other = (default | {"method": method} for method in ("fedper", "fedprox"))
+    assert without_effect(["fedprox.mu"], [one, other]) == []
+
+
+def test_a_sweep_says_what_of_its_grid_changes_nothing(tmp_path: Path) -> None:
+    grid = ["sweep", str(ROOT), "--grid", "alpha=[0.1, 0.2]", "-c", 'partition="iid" rounds=1', "-o", str(tmp_path)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("signal.signal", lambda *_: None)
+        patch.setattr("results.engines.engine_of", lambda *_: WritingEngine())
+        result = CliRunner().invoke(floret, grid)
+    assert result.exit_code == 0
+    assert "floret: --grid alpha changes nothing: no run has partition = 'dirichlet' or" in result.output
+
+
 @pytest.mark.parametrize(
     ("key", "instead"), [("output-dir", "--output says where"), ("resume", "a run that was killed")]
 )
@@ -891,7 +934,15 @@ def test_the_commit_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "b.py").write_text("1")
     assert commit(tmp_path) == clean
     (tmp_path / "a.py").write_text("2")
-    assert commit(tmp_path) == f"{clean}-dirty"
+    changed = commit(tmp_path)
+    assert re.fullmatch(f"{clean}-dirty-[0-9a-f]{{8}}", changed)
+    # Another change is another state, also of a file that git does not know yet: a method that is being written.
+    (tmp_path / "a.py").write_text("3")
+    other = commit(tmp_path)
+    (tmp_path / "b.py").write_text("2")
+    assert len({changed, other, commit(tmp_path)}) == 3
+    (tmp_path / "b.py").write_text("1")
+    assert commit(tmp_path) == other
 
 
 def command(file: Path, *options: str) -> list[str]:

@@ -15,6 +15,7 @@ from models import (
     output_widths,
     tensor_names,
 )
+from models.build import BUILDERS
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "mlp": (1, 8, 8),
@@ -242,3 +243,10 @@ def test_stages_are_the_feature_maps_of_the_convolutional_blocks() -> None:
     output, maps = make("fasttext").extractor.stages(inputs("fasttext", 2))
     assert output.shape == (2, 32)
     assert maps == []
+
+
+def test_a_model_of_one_layer_cannot_be_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BUILDERS, "one", lambda shape, classes: BUILDERS["mlp"](shape, classes)[-1:])
+    for count in (0, 1):
+        with pytest.raises(ConfigError, match=r"^model = 'one': has one layer; it needs two, an extractor and a head$"):
+            build_model("one", (64,), 10, count, None)
