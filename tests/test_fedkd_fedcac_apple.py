@@ -711,7 +711,7 @@ def test_a_step_on_core_model_and_relationships_is_that_of_the_gradient(tmp_path
 @pytest.mark.thorough
 def test_apple_with_its_own_core_model_alone_is_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys: dict[str, Any] = {"rounds": 3, **QUICK}
-    still: dict[str, Any] = {"apple__relationship_lr": 0.0}
+    still: dict[str, Any] = {"apple__relationship_lr": 0.0, "apple__mu": 0.0}
     assert equal(federate(tmp_path, 1, method="local", **keys), federate(tmp_path, 1, method="apple", **keys, **still))
     receive = APPLE.receive
 
