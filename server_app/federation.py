@@ -16,7 +16,7 @@ from common.flower import Answers, is_simulated
 from common.simulation import LocalGrid
 from models import count_values
 from strategies.core import Client, Description, RefusedError, Roster, in_flight
-from strategies.core.replies import opened
+from strategies.core.replies import INPUT_TYPES, opened
 
 log = logging.getLogger("flwr")
 
@@ -30,12 +30,6 @@ _RENEWAL = 10.0
 _SILENCE = 10.0
 # Values of the model that the clients' inputs and classes ask for: 4 GiB as float32, of which the server holds several.
 LARGEST_MODEL = 2**30
-# How a model reads inputs of each type.
-_VALUES = {
-    "uint8": "images of uint8, scaled to -1..1",
-    "float32": "numbers, used as they are",
-    "int32": "ids of words",
-}
 
 
 def question(node: int, action: str, config: ConfigRecord, timeout: float) -> Message:
@@ -252,8 +246,8 @@ class Federation:
             raise RefusedError(f"client {name}: input shape {shape}, the federation's is {self.input_shape}")
         if self.input_type and said.input_type and said.input_type != self.input_type:
             raise RefusedError(
-                f"client {name}: inputs are {_VALUES[said.input_type]}, the federation's are "
-                f"{_VALUES[self.input_type]}; all must be alike"
+                f"client {name}: inputs are {INPUT_TYPES[said.input_type]}, the federation's are "
+                f"{INPUT_TYPES[self.input_type]}; all must be alike"
             )
         if self._partitions and said.partitions and said.partitions != self._partitions:
             raise RefusedError(

@@ -37,8 +37,12 @@ MOST_SAMPLES = 10**9
 MOST_CLASSES = 2**16
 # Sides of a sample (a film has four), and values in it: an image of 4,096 x 4,096 in colour has 2^25.6.
 MOST_SIDES, MOST_INPUTS = 8, 2**26
-# What one value of a sample may be: a byte of an image, a number, a word's id.
-INPUT_TYPES = ("uint8", "float32", "int32")
+# What one value of a sample may be, and how a model reads it.
+INPUT_TYPES = {
+    "uint8": "images of uint8, scaled to -1..1",
+    "float32": "numbers, used as they are",
+    "int32": "ids of words",
+}
 # Partitions of a simulation.
 MOST_PARTITIONS = 10**6
 # Beyond it a loss is none of float32; a sum over all clients stays finite.
