@@ -25,7 +25,8 @@ def fit(file: Path, grids: tuple[str, ...], options: TableOptions) -> None:
     from results.fit import Fit, baselines, failure, fit_stem
     from results.jobs import run_missing
     from results.measured import Records
-    from results.sweep import combinations, without_effect
+    from results.sweep import combinations
+    from results.unused_keys import without_effect
 
     scale, runs = options.scale, options.runs()
     experiment = Experiment.read(file)
@@ -42,7 +43,8 @@ def fit(file: Path, grids: tuple[str, ...], options: TableOptions) -> None:
     missing = [(setting, place) for setting, place in planned if not records.kept(place.spec)]
     tell_kept(((records, place) for _, place in planned), options.results, runs)
     varied = dict.fromkeys(key for setting in combinations(grids, same) for key in setting)
-    for line in without_effect(varied, [runs.config(place.spec) for _, place in planned]):
+    configs = [runs.config(place.spec) for _, place in planned]
+    for line in [*without_effect(same, configs, "-c"), *without_effect(varied, configs, "--grid")]:
         click.echo(f"floret: {line}", err=True)
     jobs = [experiment.job(place, scale, runs.config(place.spec), setting) for setting, place in missing]
     failed = dict[str, str]()

@@ -27,6 +27,7 @@ def reproduce(files: tuple[Path, ...], report: bool, options: TableOptions) -> N
     from results.jobs import run_missing
     from results.measured import Records
     from results.tables import ExperimentResults, stem
+    from results.unused_keys import without_effect
 
     scale, runs = options.scale, options.runs()
     experiments = [Experiment.read(file) for file in files]
@@ -49,6 +50,8 @@ def reproduce(files: tuple[Path, ...], report: bool, options: TableOptions) -> N
         for place in table
     ]
     tell_kept(((known, place) for _, known, place in every), options.results, runs)
+    for line in without_effect(options.same(), [runs.config(place.spec) for *_, place in every], "-c"):
+        click.echo(f"floret: {line}", err=True)
     jobs = [
         experiment.job(place, scale, runs.config(place.spec))
         for experiment, known, place in every

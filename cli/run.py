@@ -2,10 +2,10 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -61,6 +61,7 @@ def run(engine: str, kernels: str, arguments: tuple[str, ...]) -> None:
     check_local_superlink(superlink)
     clients = simulated_clients(federation_configs(rest), superlink)
     check_both_halves(config, kind, parameters, clients)
+    tell_unused(texts, values)
     if clients is not None:
         require("ray", "simulation", "a simulation on this machine")
         trackers_of(config)  # refuses one whose package is not installed
@@ -104,7 +105,16 @@ def _run_here(arguments: tuple[str, ...], kernels: str) -> NoReturn:
 
         plan = Plan.of(values, federation)
         prepare(plan)
+    tell_unused(texts, values)
     end(run_plan(plan))
+
+
+def tell_unused(texts: Sequence[str], values: Mapping[str, Any]) -> None:
+    """Say of each key of the run configs ``texts`` that the run with the run config ``values`` does not use it."""
+    from results.unused_keys import without_effect
+
+    for line in without_effect(parse_run_configs(texts), [values], "run config:"):
+        click.echo(f"floret: {line}", err=True)
 
 
 def use_code_of(app: Path, arguments: Sequence[str]) -> None:

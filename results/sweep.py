@@ -10,24 +10,15 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Self
 
-from common.config import own_keys
 from common.durable import write_whole
 from common.errors import ConfigError, FloretError
 from common.run_config import federation_text, parse_run_configs
-from data.partition import BY_ALPHA, BY_CLASSES
 from results.jobs import Job
 from results.run import Run
 from results.runs import PLACES, SET_BY_COMMAND, Runs, RunSpec
 from results.text import percent_over_runs
 
 Keys = dict[str, Any]
-# Keys that only some values of another key use.
-_USED_BY = {
-    "alpha": ("partition", BY_ALPHA),
-    "classes-per-client": ("partition", BY_CLASSES),
-    "shards-per-client": ("partition", ("shards",)),
-    "trim": ("aggregation", ("trimmed-mean",)),
-}
 HEAD = ("seeds", "validation", "test after", "test before", "std over clients", "worst decile", "MB up", "MB down")
 
 
@@ -145,20 +136,6 @@ def combinations(grids: Sequence[str], same: Iterable[str] = ()) -> list[Keys]:
         axes[key] = [{key: value} for value in listed]
     cells = itertools.product(*axes.values())
     return [{key: value for part in cell for key, value in part.items()} for cell in cells]
-
-
-def without_effect(keys: Iterable[str], configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each key of a grid that no run with these whole run configs uses."""
-    found = []
-    for key in keys:
-        other, values = _USED_BY.get(key, ("", ()))
-        if key.startswith("privacy.") and key != "privacy.unit":
-            other, values = "privacy.unit", ("example", "client")
-        elif key != "privacy.unit" and not any(key in own_keys(config) for config in configs):
-            other, values = "method", (key.partition(".")[0],)
-        if other and not any(config[other] in values for config in configs):
-            found.append(f"--grid {key} changes nothing: no run has {other} = {' or '.join(map(repr, values))}")
-    return found
 
 
 def _same(one: Any, other: Any) -> bool:

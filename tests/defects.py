@@ -4432,7 +4432,7 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "evidence",
-        "results/sweep.py",
+        "results/unused_keys.py",
         (
             "keys of other methods in a grid are not told",
             "not any(key in own_keys(config) for config in configs):",
@@ -4448,6 +4448,26 @@ DEFECTS: list[Defect] = [
             "            if missing := self.missing[panel.name]:",
             "            if missing := self.missing[panel.name][:0]:",
             "tests/test_curve.py::test_runs_that_are_not_finished_are_named",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "cli/run.py",
+        (
+            "floret run says nothing of keys that change nothing",
+            'without_effect(parse_run_configs(texts), [values], "run config:")',
+            'without_effect((), [values], "run config:")',
+            "tests/test_simulation.py::test_floret_run_with_its_log_tells_that_the_run_failed",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "cli/sweep.py",
+        (
+            "a sweep says nothing of keys of every run that change nothing",
+            '[*without_effect(same, configs, "-c"), *without_effect(grid.varied, configs, "--grid")]',
+            'without_effect(grid.varied, configs, "--grid")',
+            "tests/test_experiments.py::test_a_sweep_says_what_of_its_grid_changes_nothing",
         ),
     ),
 ]

@@ -456,7 +456,7 @@ def test_a_terminal_has_a_bar_and_the_log_above_it(runner: Runner) -> None:
     main, side = pty.openpty()
     command = [
         *(sys.executable, "-m", "cli.main", "run", str(ROOT), "--engine", "local", "--run-config"),
-        f'output-dir="{runner.output}" method="fedper" rounds=3 {LONG}',
+        f'output-dir="{runner.output}" method="fedper" fedprox.mu=0.1 rounds=3 {LONG}',
     ]
     process = subprocess.Popen(command, env=runner.env | {"TERM": "xterm"}, cwd=ROOT, stdout=side, stderr=side)
     os.close(side)
@@ -474,6 +474,7 @@ def test_a_terminal_has_a_bar_and_the_log_above_it(runner: Runner) -> None:
     assert "\x1b[" in text
     assert text.count("round 3/3 | accuracy before") == 1
     assert text.count("Report: ") == 1
+    assert "floret: run config: fedprox.mu changes nothing: it needs method = 'fedprox'" in text
 
 
 def test_a_resident_model_has_no_traces_of_the_client_before(tmp_path: Path) -> None:

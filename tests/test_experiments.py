@@ -37,8 +37,9 @@ from results.history import ClientRound, History, Round, Scores, Traffic
 from results.jobs import Job, run_missing
 from results.measured import GLOBAL_MODEL, READINGS, Accuracies, MeasuredRun, Records, loaded, thin_curve
 from results.runs import Runs, RunSpec
-from results.sweep import Sweep, without_effect
+from results.sweep import Sweep
 from results.tables import ExperimentResults, environment_notes
+from results.unused_keys import without_effect
 from server_app.settings import read_config
 from strategies import METHODS
 from strategies.core import FloretStrategy
@@ -620,31 +621,33 @@ def test_keys_of_a_grid_that_no_run_uses_are_told() -> None:
     default = default_config(ROOT)
 
     def told(*keys: str, **values: Any) -> list[str]:
-        return without_effect(keys, [default | {k.replace("__", "."): v for k, v in values.items()}])
+        return without_effect(keys, [default | {k.replace("__", "."): v for k, v in values.items()}], "--grid")
 
     assert told("fedprox.mu", "alpha", "lr", method="fedper", partition="iid") == [
-        "--grid fedprox.mu changes nothing: no run has method = 'fedprox'",
-        "--grid alpha changes nothing: no run has partition = 'dirichlet' or 'dirichlet-balanced' or 'pfllib'",
+        "--grid fedprox.mu changes nothing: it needs method = 'fedprox'",
+        "--grid alpha changes nothing: it needs partition = 'dirichlet' or 'dirichlet-balanced' or 'pfllib'",
     ]
     assert told("fedprox.mu", "alpha", "method", method="fedprox", partition="pfllib") == []
     assert told("privacy.epsilon", "privacy.unit", "trim") == [
-        "--grid privacy.epsilon changes nothing: no run has privacy.unit = 'example' or 'client'",
-        "--grid trim changes nothing: no run has aggregation = 'trimmed-mean'",
+        "--grid privacy.epsilon changes nothing: it needs privacy.unit = 'example' or 'client'",
+        "--grid trim changes nothing: it needs aggregation = 'trimmed-mean'",
     ]
     assert told("privacy.epsilon", "trim", privacy__unit="client", aggregation="trimmed-mean") == []
     # One run that uses it is enough.
     one, other = (default | {"method": method} for method in ("fedper", "fedprox"))
-    assert without_effect(["fedprox.mu"], [one, other]) == []
+    assert without_effect(["fedprox.mu"], [one, other], "--grid") == []
 
 
 def test_a_sweep_says_what_of_its_grid_changes_nothing(tmp_path: Path) -> None:
-    grid = ["sweep", str(ROOT), "--grid", "alpha=[0.1, 0.2]", "-c", 'partition="iid" rounds=1', "-o", str(tmp_path)]
+    same = 'partition="iid" rounds=1 fedprox.mu=0.1'
+    grid = ["sweep", str(ROOT), "--grid", "alpha=[0.1, 0.2]", "-c", same, "-o", str(tmp_path)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("signal.signal", lambda *_: None)
         patch.setattr("results.engines.engine_of", lambda *_: WritingEngine())
         result = CliRunner().invoke(floret, grid)
     assert result.exit_code == 0
-    assert "floret: --grid alpha changes nothing: no run has partition = 'dirichlet' or" in result.output
+    assert "floret: --grid alpha changes nothing: it needs partition = 'dirichlet' or" in result.output
+    assert "floret: -c fedprox.mu changes nothing: it needs method = 'fedprox'" in result.output
 
 
 @pytest.mark.parametrize(

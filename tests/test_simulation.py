@@ -140,10 +140,12 @@ def test_floret_run_with_its_log_tells_that_the_run_failed(simulator: Simulator,
     x, y = np.zeros((60, 4, 4, 1), np.float32), np.arange(60) % 3
     x[7] = np.nan  # which only a look at the inputs can find
     np.savez(tmp_path / "all.npz", x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])
-    process = streamed(simulator, f'dataset="npz" data-dir="{tmp_path / "all.npz"}" model="mlp" partition="iid"')
+    keys = f'dataset="npz" data-dir="{tmp_path / "all.npz"}" model="mlp" partition="iid"'
+    process = streamed(simulator, f"{keys} alpha=0.3")
     out, error = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2, out + error
     assert "not finite" in out
+    assert error.startswith("floret: run config: alpha changes nothing: it needs partition = 'dirichlet' or ")
     assert re.fullmatch(r"floret: run \d+ failed; its log says why", error.splitlines()[-1])
 
 
