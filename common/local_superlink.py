@@ -9,6 +9,7 @@ import pwd
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -137,11 +138,12 @@ def _pids() -> list[int]:
 
 
 def _open_files(pid: int) -> Iterator[str]:
-    try:
-        for entry in (PROC / str(pid) / "fd").iterdir():
+    entries: list[Path] = []
+    with suppress(OSError):  # the process has ended, or is another user's
+        entries += (PROC / str(pid) / "fd").iterdir()
+    for entry in entries:
+        with suppress(OSError):  # the file was closed meanwhile
             yield str(entry.readlink())
-    except OSError:  # it has ended, or is another user's
-        return
 
 
 def _simulating(pid: int) -> Path | None:

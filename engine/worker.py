@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from flwr.app import ArrayRecord, Context, Message, RecordDict
@@ -40,7 +41,7 @@ def work(connection: Connection, plan: Plan, slot: int) -> None:
             del shared[number]
         shared |= batch.shared
         for task in batch.tasks:
-            connection.send_bytes(to_bytes(_answer(task, plan, shared)))
+            _send(connection, _answer(task, plan, shared))
 
 
 def _answer(task: Task, plan: Plan, shared: dict[int, ArrayRecord]) -> Answer:
@@ -65,6 +66,12 @@ def _answer(task: Task, plan: Plan, shared: dict[int, ArrayRecord]) -> Answer:
     return Answer(task.number, dict(reply.content), new, time.perf_counter() - started)
 
 
+def _send(connection: Connection, what: Answer | Line) -> None:
+    """Send to the server's process; if it has ended, so does the wait for the next batch."""
+    with suppress(ConnectionError):
+        connection.send_bytes(to_bytes(what))
+
+
 class _ToServer(logging.Handler):
     """Sends lines to the server's process, which has the terminal."""
 
@@ -74,4 +81,4 @@ class _ToServer(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send a line, with the traceback of an error if it has one."""
-        self._connection.send_bytes(to_bytes(Line(record.levelno, self.format(record))))
+        _send(self._connection, Line(record.levelno, self.format(record)))

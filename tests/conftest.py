@@ -1,13 +1,14 @@
 """A real local SuperLink for the tests that go through ``flwr run``."""
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,11 +63,12 @@ class Simulator:
 
 
 def free_port() -> int:
-    """Return a port that nothing listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port that nothing listened on a moment ago, and that no other program gets by asking for any port."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)  # below those that Linux gives, and above Ray's
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -188,13 +188,13 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Return the pids of all processes below ``pid``, parents first."""
-    found = []
-    for line in subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True).stdout.splitlines():
-        child, parent = map(int, line.split())
-        if parent == pid:
-            found += [child, *children(child)]
-    return found
+    """Return the pids of all processes below ``pid``, parents first, and the oldest first of those of one parent."""
+    lines = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True).stdout.splitlines()
+    own = [child for child, parent in (map(int, line.split()) for line in lines) if parent == pid]
+    largest = Path("/proc/sys/kernel/pid_max")
+    most = int(largest.read_text()) if largest.exists() else 100_000
+    own.sort(key=lambda child: (child - pid) % most)  # pids are given in turn, and begin again after the largest one
+    return [found for child in own for found in (child, *children(child))]
 
 
 def commands(pids: list[int]) -> dict[int, str]:

@@ -1119,7 +1119,7 @@ def unlocked(file: IO[str]) -> bool:
 @pytest.mark.thorough
 def test_what_was_interrupted_goes_on(env: dict[str, str], tmp_path: Path) -> None:
     file = real(
-        tmp_path, rounds=16, rows=[{"name": "One", "config": {"method": "fedper"}, "reported": [50]}], claims=[]
+        tmp_path, rounds=40, rows=[{"name": "One", "config": {"method": "fedper"}, "reported": [50]}], claims=[]
     )
     reproduce = command(file, "-c", "local-epochs=20 checkpoint-every=1")
 
@@ -1141,7 +1141,7 @@ def test_what_was_interrupted_goes_on(env: dict[str, str], tmp_path: Path) -> No
     with (started.parent / ".lock").open("a") as lock:
         until(lambda: unlocked(lock), "the run does not stop")
     stopped = rounds()
-    assert stopped < 10
+    assert stopped < 30
     # Killed, it leaves the run behind, which goes on.
     second = begin(stopped + 3)
     second.kill()
@@ -1154,7 +1154,7 @@ def test_what_was_interrupted_goes_on(env: dict[str, str], tmp_path: Path) -> No
     third = subprocess.run(reproduce, env=env, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
     assert third.returncode == 0, third.stderr
     (history,) = tmp_path.rglob("history.jsonl")
-    assert [json.loads(line)["round"] for line in history.read_text().splitlines()] == [*range(1, 17)]
+    assert [json.loads(line)["round"] for line in history.read_text().splitlines()] == [*range(1, 41)]
     (run,) = json.loads((tmp_path / "out" / "real.json").read_text())["runs"]
     assert (run["status"], run["resumed"]) == ("done", 1)
     assert re.search(r"One \| IID \| seed 0: \d+\.\d\d %", third.stdout)
@@ -1287,7 +1287,7 @@ def test_a_run_that_used_no_reply_failed_and_is_made_again(tmp_path: Path, monke
 @pytest.mark.thorough
 def test_a_stopped_run_that_used_no_reply_goes_on_and_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    keys = {"method": "fedper", "rounds": 60, "local-epochs": 1, "lr": 1e30, "checkpoint-every": 1}
+    keys = {"method": "fedper", "rounds": 150, "local-epochs": 1, "lr": 1e30, "checkpoint-every": 1}
     spec = RunSpec(keys, "num-supernodes=3 init-args-num-cpus=1")
     runs = Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
     stopped(runs, spec)
@@ -1324,7 +1324,8 @@ def test_a_run_that_goes_on_and_is_killed_again_is_kept(tmp_path: Path, monkeypa
         if rounds > before and not killed:
             killed.extend(pid for pid, line in commands(children(os.getpid())).items() if "-m engine" in line)
             for pid in killed:
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # a fork ends with the engine's first process
+                    os.kill(pid, signal.SIGKILL)
 
     line = runs.run(spec, kill)
     assert line.startswith("the run's process was ended by signal 9, out of memory? (see ")
@@ -1350,7 +1351,7 @@ def test_a_run_that_is_half_done_does_not_go_on_with_other_data(
     for name in ("a", "b"):
         x = np.random.default_rng(ord(name)).standard_normal((90, 8), dtype=np.float32)
         np.savez(tmp_path / f"{name}.npz", x_train=x, y_train=np.arange(90) % 3, x_test=x[:9], y_test=np.arange(9) % 3)
-    keys = {"method": "local", "rounds": 100, "dataset": "npz", "model": "mlp", "partition": "iid"}
+    keys = {"method": "local", "rounds": 5000, "dataset": "npz", "model": "mlp", "partition": "iid"}
     first, other = (
         RunSpec({**keys, "data-dir": str(tmp_path / f"{name}.npz")}, "num-supernodes=3 init-args-num-cpus=1")
         for name in ("a", "b")

@@ -30,7 +30,7 @@ from common.seeds import torch_generator
 from common.sgd import Sgd
 from common.tensors import NamedArrays
 from common.wire import from_record
-from data import Split
+from data import Split, load_client
 from models import SplitModel
 from server_app.app import run
 from server_app.federation import Federation
@@ -232,6 +232,7 @@ def test_a_start_waits_for_min_clients(tmp_path: Path) -> None:
 
 def test_a_start_waits_no_longer_than_round_timeout(tmp_path: Path) -> None:
     values = run_config(tmp_path, min_clients=3, round_timeout=1.0)
+    load_client(read_config(values)[0], 0, 2)  # the first time takes longer
     federation = Federation(DirectGrid(values, 2, tmp_path / "states"), read_config(values)[0])
     begun = time.monotonic()
     with pytest.raises(FloretError, match=r"2 of 3 clients joined within round-timeout = 1 s"):
@@ -242,13 +243,14 @@ def test_a_start_waits_no_longer_than_round_timeout(tmp_path: Path) -> None:
 def test_a_start_that_waits_says_so_and_leaves_nothing_if_nobody_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("server_app.federation._SILENCE", 0.3)
+    monkeypatch.setattr("server_app.federation._SILENCE", 1.0)
     output = tmp_path / "runs"
-    values = run_config(output, min_clients=3, round_timeout=1.5)
+    values = run_config(output, min_clients=3, round_timeout=4.0)
+    load_client(read_config(values)[0], 0, 2)  # the first time takes longer
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=values)
     with caplog.at_level("INFO", "flwr"), pytest.raises(FloretError, match=r"2 of 3 clients joined within"):
         run(DirectGrid(values, 2, tmp_path / "states"), context)
-    # Once after 0.3 s; it would be said again after 1.8 s more.
+    # Once after 1 s; it would be said again after 6 s more.
     assert caplog.messages.count("Waiting for clients: 2 of 3 are there; see min-clients") == 1
     assert list(output.iterdir()) == []
 

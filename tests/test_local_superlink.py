@@ -168,6 +168,26 @@ def test_one_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     check_local_superlink()
 
 
+def test_a_file_that_is_closed_while_they_are_read_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = tmp_path / "12" / "fd"
+    files.mkdir(parents=True)
+    for number in range(9):
+        (files / str(number)).symlink_to(f"socket:[{70 + number}]")
+    whole = Path.readlink
+
+    def readlink(self: Path) -> Path:
+        if self.name != "7":
+            raise FileNotFoundError
+        return whole(self)
+
+    monkeypatch.setattr(local_superlink, "PROC", tmp_path)
+    monkeypatch.setattr(Path, "readlink", readlink)
+    assert local_superlink._owners({"77"}) == [12]
+    assert local_superlink._owners({"78"}) == []
+
+
 def test_environments(other: Path) -> None:
     assert environment_of(other / "bin" / "python") == other.resolve()
     assert environment_of(Path(sys.executable)) == Path(sys.prefix).resolve()
