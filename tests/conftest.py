@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import pytest
+from hypothesis import settings
 
 # Two workers whose PyTorch takes all cores each would spin against each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 BIN = Path(sys.executable).parent
 # Seconds that a test waits at most for what takes a few of them on an idle machine.
 PATIENCE = 400.0
+_GIVEN: set[int] = set()
+# What a test made with Hypothesis takes depends on the machine, and each run of the tests has the same examples.
+settings.register_profile("floret", deadline=None, derandomize=True)
+settings.load_profile("floret")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -68,7 +73,9 @@ def free_port() -> int:
         port = 20_000 + secrets.randbelow(12_000)  # below those that Linux gives, and above Ray's
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return port
+            if port not in _GIVEN:
+                _GIVEN.add(port)
+                return port
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -142,7 +149,8 @@ def running_simulator(folder: Path) -> Iterator[Simulator]:
             process.wait(10)
         # A run that was ending just now would look for its SuperLink for ever.
         for pid in commands([pid for pid, command in inside.items() if "flwr-simulation" in command]):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="session")

@@ -66,7 +66,9 @@ def copy_app(app: Path) -> Path:
     """
 
     def beside(folder: str, names: list[str]) -> list[str]:
-        return [name for name in names if name == "__pycache__" or (name.startswith(".") and name != ".git")]
+        # Locks of git, and what else of it that another test's process is writing, are gone before they are copied.
+        hidden = (name for name in names if name.startswith(".") and name != ".git")
+        return [*hidden, *(name for name in names if name == "__pycache__" or name.endswith(".lock"))]
 
     return Path(shutil.copytree(ROOT, app, ignore=beside))
 

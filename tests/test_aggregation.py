@@ -47,7 +47,7 @@ def test_tensors_that_only_some_send_are_merged_over_those() -> None:
     assert result["b"].tolist() == [[5, 5]]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 9), st.integers(0, 70_000), st.integers(0, 2**31))
 def test_blocks_make_no_difference(clients: int, size: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -29,7 +29,7 @@ from data.text import LENGTH, tokens
 
 ROOT = Path(__file__).parent.parent
 DEFAULTS = default_config(ROOT)
-QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+QUICK = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
 
 def config(**keys) -> RunConfig:
@@ -692,7 +692,7 @@ def test_a_pickled_array_is_not_executed(tmp_path):
 
 
 @pytest.mark.thorough
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(position=st.floats(0, 1, exclude_max=True), value=st.integers(0, 255), compress=st.booleans())
 def test_an_altered_byte_is_a_data_error_or_does_no_harm(tmp_path_factory, position, value, compress):
     path = tmp_path_factory.getbasetemp() / "altered.npz"

@@ -79,7 +79,7 @@ def reached(graph: Graph) -> set[str]:
     redraw=st.booleans(),
     at=st.integers(1),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_weights_are_symmetric_and_doubly_stochastic(n: int, kind: str, degree: int, redraw: bool, at: int) -> None:
     graph = drawn(n, kind, degree, redraw=redraw, at=at)
     assert list(graph) == names_of(n)
@@ -391,7 +391,7 @@ def test_kept_elements_by_hand() -> None:
     shapes=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=4), min_size=1, max_size=8),
     density=st.floats(0.001, 1),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_kept_elements_are_the_part_that_density_says(shapes: list[list[int]], density: float) -> None:
     named = {str(i): tuple(shape) for i, shape in enumerate(shapes)}
     sizes = {name: math.prod(shape) for name, shape in named.items()}

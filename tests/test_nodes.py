@@ -306,6 +306,7 @@ def fedper(plain: Plain) -> Plain:
     plain.proxy.pause()
     try:
         late = dep.node("late", "--data-dir", plain.late)
+        late.wait_for("Answered: query.describe")
     finally:
         plain.proxy.go_on()
     finish(run)
@@ -356,9 +357,7 @@ def test_a_client_that_comes_in_the_middle_of_a_run(fedper: Plain) -> None:
         assert ("late" in line["clients"]) == (line["round"] >= first)
     entries = [line["clients"]["late"] for line in history[first - 1 :]]
     assert all(entry["trained"] for entry in entries)
-    # It begins with the extractor of the others: after one round it is no less far than they were after one; if it
-    # came late in the run, there is nothing left for it to learn.
-    assert entries[0]["after"]["test"] >= entries[0]["before"]["test"]
+    # It begins with the extractor of the others: after one round it is no less far than they were after one.
     assert entries[0]["after"]["test"] >= history[0]["clients"]["files"]["after"]["test"]
     assert entries[-1]["after"]["test"] > 0.5
     assert fedper.deployment.rounds_kept("late")[-1] == 9
@@ -404,38 +403,44 @@ def test_what_fedper_keeps_private_never_leaves_the_node(fedper: Plain) -> None:
 
 @pytest.mark.thorough
 def test_a_run_that_ends_while_a_node_receives_a_message(plain: Plain) -> None:
-    dep, proxy = plain.deployment, plain.proxy
+    dep = plain.deployment
+    proxy = Proxy(dep.fleet)  # of this node alone: others take part in its runs, too
     join = ("--superlink", f"127.0.0.1:{proxy.port}")
     node = dep.node("receiver", "--data-dir", plain.files, *join)
     keys: dict[str, Any] = {"method": "fedavg", "min_clients": 1, "output_dir": str(dep.folder / "receiver"), **KEYS}
 
-    def started_and_held_up() -> str:
-        """Start a run, and hold the node up in the middle of a message to train; return the run."""
+    def started_and_held_up() -> Process:
+        """Start a run, and hold the node up in the middle of a message to train."""
         since = len(node.text())
         run = dep.run(**keys | {"model": "resnet18"})
         node.wait_for("Answered: query.describe", since=since)
         hold_up_in_training(node, proxy)
-        started = re.search(r"Successfully started run (\d+)", run.text())
-        assert started, run.text()
-        return started[1]
+        return run
 
-    def stop(run: str) -> None:
-        command = [str(BIN / "flwr"), "stop", run, "dep"]
-        subprocess.run(command, env=dep.env, capture_output=True, check=True, timeout=PATIENCE)
+    try:
+        run, since = started_and_held_up(), len(node.text())
+        stop(dep, run)
+        proxy.go_on()
+        node.wait_for("A message was not received: its run ended meanwhile", since=since)
+        finish(dep.run(rounds=1, **keys))
 
-    run, since = started_and_held_up(), len(node.text())
-    stop(run)
-    proxy.go_on()
-    node.wait_for("A message was not received: its run ended meanwhile", since=since)
-    finish(dep.run(rounds=1, **keys))
-
-    # It ends, too, while parts of a message are still to come.
-    run = started_and_held_up()
-    node.popen.terminate()
-    assert node.popen.wait(60) == 0
-    proxy.go_on()
-    stop(run)
+        # It ends, too, while parts of a message are still to come.
+        run = started_and_held_up()
+        node.popen.terminate()
+        assert node.popen.wait(60) == 0
+        stop(dep, run)
+    finally:
+        proxy.go_on()
+        proxy.close()
     assert "Traceback" not in node.text()
+
+
+def stop(deployment: Deployment, run: Process) -> None:
+    """Stop a run as a user does."""
+    started = re.search(r"Successfully started run (\d+)", run.text())
+    assert started, run.text()
+    command = [str(BIN / "flwr"), "stop", started[1], "dep"]
+    subprocess.run(command, env=deployment.env, capture_output=True, check=True, timeout=PATIENCE)
 
 
 def hold_up_in_training(node: Process, proxy: Proxy) -> None:
@@ -570,12 +575,12 @@ def test_a_node_refuses_a_run_of_other_code(fedper: Plain, tmp_path: Path) -> No
     app = copy_app(tmp_path / "app")
     with (app / "client_app" / "client.py").open("a") as file:
         file.write("# changed\n")
-    run = fedper.deployment.run(app, rounds=1, round_timeout=20.0, output_dir=str(tmp_path / "runs"), **KEYS)
-    run.wait_for("clients joined within round-timeout")
+    run = fedper.deployment.run(app, rounds=1, output_dir=str(tmp_path / "runs"), **KEYS)
     line = (
         "this node runs its installed Floret, and the run's app floret/floret 0.1.0 has another client_app/client.py; "
     )
-    assert line in run.text()
+    run.wait_for(re.escape(line))
+    stop(fedper.deployment, run)
     node = next(process for process in fedper.deployment.processes if process.log.name == "files.log")
     assert line in node.text()
     assert node.popen.poll() is None
@@ -767,9 +772,11 @@ def test_a_health_address_of_ipv6() -> None:
 
 
 def test_nobody_at_the_address(plain: Plain) -> None:
-    port = free_port()
-    where = ("node", "--superlink", f"127.0.0.1:{port}", "--insecure", "--data-dir", plain.files, "--max-wait", "0")
-    (line,) = plain.floret.fail([*where, "--client-name", "nobody"])
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))  # and does not listen: nobody else can
+        port = deaf.getsockname()[1]
+        where = ("node", "--superlink", f"127.0.0.1:{port}", "--insecure", "--data-dir", plain.files, "--max-wait", "0")
+        (line,) = plain.floret.fail([*where, "--client-name", "nobody"])
     assert line == f"--superlink 127.0.0.1:{port}: nobody answers (Connection refused)"
     with pytest.raises(UnreachableError, match=r"--superlink no\.such\.host\.invalid:1: nobody answers \("):
         check_connection(options(plain.files, 1, host="no.such.host.invalid"))
@@ -1084,10 +1091,15 @@ def test_a_run_over_tls_with_a_registered_node(secure: Secure) -> None:
             assert not occurs(array, proxy.raw(), 64)
         assert b"north" not in proxy.raw()
 
-        since = len(north.text())
-        supernode = next(pid for pid in children(north.popen.pid) if "client_app.node.supernode" in _command(pid))
-        os.kill(supernode, signal.SIGKILL)
-        north.wait_for(f"a node with --key {key} is connected: .*; trying again in", since=since)
+        refused = f"a node with --key {key} is connected: .*; trying again in"
+        for _ in range(3):  # one that starts for longer than the SuperLink misses the old one joins, and is killed, too
+            since = len(north.text())
+            supernode = next(pid for pid in children(north.popen.pid) if "client_app.node.supernode" in _command(pid))
+            os.kill(supernode, signal.SIGKILL)
+            north.wait_for(f"{refused}|SuperNode ID", since=since)
+            if re.search(refused, north.text()[since:]):
+                break
+        assert re.search(refused, north.text()[since:])
         assert north.popen.poll() is None
     finally:
         proxy.close()

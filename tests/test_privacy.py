@@ -1057,7 +1057,7 @@ def test_the_round_that_spends_what_all_have_is_the_last_though_all_go_away(
         return reply
 
     monkeypatch.setattr(Roster, "present", lambda roster: [] if gone else present(roster))
-    keys: dict[str, Any] = {**CLIENT, "method": "fedper", "privacy__noise": 4.0, "rounds": 6, "round_timeout": 1.0}
+    keys: dict[str, Any] = {**CLIENT, "method": "fedper", "privacy__noise": 4.0, "rounds": 6, "round_timeout": 5.0}
     keys |= {"privacy__epsilon": epsilon_of([Release(4.0, 1.0, 3)], 1e-5) + 1e-6}
     outcome = federate(tmp_path, tamper=tamper, **keys)
     assert [line["round"] for line in outcome.history] == [1, 2, 3]

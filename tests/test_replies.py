@@ -547,7 +547,7 @@ def test_texts_are_one_printable_line() -> None:
 
 
 @pytest.mark.parametrize("kind", CASES)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(chance=st.randoms(use_true_random=False))
 def test_by_chance(kind: str, chance: Random) -> None:
     CASES[kind](chance)

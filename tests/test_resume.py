@@ -270,7 +270,7 @@ def test_a_run_that_its_budget_ends_is_that_of_its_last_round_whoever_goes_away_
         last = message.metadata.message_type == "evaluate" and message.metadata.group_id == "3"
         return None if last and message.metadata.dst_node_id < 1000 + silent else reply
 
-    keys = keys_of("fedper") | {"rounds": 6, "round_timeout": 1.0, "num_classes": 10}
+    keys = keys_of("fedper") | {"rounds": 6, "round_timeout": 5.0, "num_classes": 10}
     keys |= {"privacy__unit": "client", "privacy__where": "server", "privacy__noise": 4.0}
     keys |= {"privacy__epsilon": epsilon_of([Release(4.0, 0.6, 3)], 1e-5) + 1e-6}
     outcome = federate(tmp_path / "runs", CLIENTS, tamper=tamper, **keys)

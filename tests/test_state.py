@@ -431,7 +431,7 @@ def test_in_simulation_without_checkpoints_the_context_has_the_last_version() ->
 
 # A life: rounds the client takes part in, some delivered more than once, the server going back to a checkpoint now and
 # then. What is kept must always be what an undisturbed life would have led to.
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(["train", "skip", "again", "back", "checkpoint"]), max_size=25))
 @example(["skip", "checkpoint", "train", "back", "train", "back", "train", "train"])
 def test_any_life_ends_where_an_undisturbed_one_does(tmp_path_factory: pytest.TempPathFactory, life: Any) -> None:
@@ -597,7 +597,7 @@ _HOSTILE = st.fixed_dictionaries(
 
 
 @pytest.mark.thorough
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.integers(1, 4)), min_size=1, max_size=3),
     st.lists(_HOSTILE, max_size=40),

@@ -262,6 +262,7 @@ def test_a_container_is_healthy_when_what_it_needs_can_be_reached(address: str) 
     assert spec.loader
     health = module_from_spec(spec)
     spec.loader.exec_module(health)
+    health.SECONDS = PATIENCE
     if ":" in address and not socket.has_dualstack_ipv6():
         pytest.skip("needs IPv6")
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -295,7 +296,13 @@ def test_the_supernode_opens_such_a_connection_and_says_why_it_ends(tmp_path: Pa
     env = os.environ | {"PYTHONPATH": str(ROOT), "FLWR_HOME": str(tmp_path), transport.PARENT: str(os.getpid())}
     script = _OPENED.replace("PORT", repr(str(free_port()))).replace("END", repr(end))
     done = subprocess.run(
-        [sys.executable, "-c", script], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
     assert done.returncode == code
     assert ("The SuperNode ended: Port 9095 is in use." in done.stdout + done.stderr) == isinstance(end, str)

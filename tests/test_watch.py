@@ -325,7 +325,7 @@ def test_a_federation_says_what_it_waits_for(tmp_path: Path) -> None:
 
             def says() -> bool:
                 status = read_status(run)
-                return status is not None and (status.phase, status.round) == moment and status.asked > 0
+                return status is not None and (status.phase, status.round) == moment and status.asked == status.clients
 
             until(says)
             status = read_status(run)
