@@ -1075,7 +1075,7 @@ def test_a_table_is_run_told_and_not_run_again(env: dict[str, str], tmp_path: Pa
     assert (tmp_path / "out" / "real-scale0.5.json").read_text() == written[:-9]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_fit_is_run_and_gone_on_with(env: dict[str, str], tmp_path: Path) -> None:
     rows = [
         {"name": "One", "config": {"method": "fedper"}, "reported": [50]},
@@ -1370,7 +1370,7 @@ def test_a_run_that_is_half_done_does_not_go_on_with_other_data(
     assert history.read_bytes() == was
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_runs_at_the_same_time_are_stopped_and_go_on(env: dict[str, str], tmp_path: Path) -> None:
     rows = [{"name": name, "config": {"method": name}, "reported": [50]} for name in ("fedper", "pfakd", "fedavg")]
     file = real(tmp_path, rounds=36, rows=rows, claims=[])

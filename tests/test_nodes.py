@@ -401,7 +401,7 @@ def test_what_fedper_keeps_private_never_leaves_the_node(fedper: Plain) -> None:
     never_sent(fedper, content + fedper.proxy.raw(), private)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_that_ends_while_a_node_receives_a_message(plain: Plain) -> None:
     dep = plain.deployment
     proxy = Proxy(dep.fleet)  # of this node alone: others take part in its runs, too
