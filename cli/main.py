@@ -1,5 +1,6 @@
 """The ``floret`` command: collects the subcommands, one file each, and turns errors into one line."""
 
+import errno
 import sys
 
 import click
@@ -69,6 +70,10 @@ floret.add_command(verify)
 floret.add_command(watch)
 
 
+# What is wrong with a disk that the standard output goes to.
+_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
+
 def main() -> None:
     """Run the command line; an error that the user can correct is one line on stderr and exit code 2."""
     try:
@@ -78,6 +83,8 @@ def main() -> None:
     except click.ClickException as error:
         _fail(error.format_message(), 2)
     except OSError as error:
+        if error.errno in _OUTPUT and error.filename is None:
+            _fail(f"the output cannot be written ({error.strerror})", 2)
         if error.filename is None:
             raise
         _fail(f"{error.filename}: {error.strerror}; name a place that is there and that you may write to", 2)

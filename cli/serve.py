@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from cli.paths import NamedPath
+from common.durable import write_whole
 from common.errors import FloretError
 from common.home import states_folder
 
@@ -58,7 +59,11 @@ def predict(source: Path, output: Path | None, **which: Any) -> None:
     text = "\n".join(lines) + "\n"
     if output:
         try:
-            output.expanduser().write_text(text, encoding="utf-8")
+            path = output.expanduser()
+            if path.exists() and not path.is_file():
+                path.write_text(text, encoding="utf-8")  # a device or a pipe
+            else:
+                write_whole(path.resolve(), text.encode())
         except OSError as error:
             raise FloretError(f"--output {output}: cannot be written ({error.strerror})") from error
     else:

@@ -31,6 +31,7 @@ from common.durable import (
     DamagedError,
     UnreadableError,
     digest,
+    locked,
     make_folder,
     open_file,
     read_checked,
@@ -489,8 +490,9 @@ class FileStore:
             write_whole(path, content, sync=self._sync, private=self._sync)
             write_manifest(manifest, said, sync=self._sync, private=self._sync)
         except OSError as error:
-            manifest.unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
+            for part in (manifest, path):
+                with suppress(OSError):  # on a disk that has just turned read-only
+                    part.unlink(missing_ok=True)
             raise FloretError(
                 f"state-dir: {path} cannot be written ({error.strerror}); the client's state is as it was"
             ) from error
@@ -617,16 +619,24 @@ def _own_text(state_dir: Path, name: str) -> str:
                 f"{path}: is a folder, in the place of a file of the node's own; move it away, or delete the "
                 f"states of the federation of this name with floret state remove --federation {name}"
             )
-        if path.exists():
-            found = path.read_bytes().decode("ascii", "replace").strip()
-            if _OWN_TEXT.fullmatch(found):
+        if found := _kept_text(path):
+            return found
+        with locked(state_dir, wait=True):  # by one of the nodes that share it, and the others read that one
+            if found := _kept_text(path):
                 return found
-            log.warning("%s: is damaged; this state directory gets another %s", path, name)
-        new = secrets.token_hex(16)
-        write_whole(path, new.encode(), private=True)
+            if path.exists():
+                log.warning("%s: is damaged; this state directory gets another %s", path, name)
+            new = secrets.token_hex(16)
+            write_whole(path, new.encode(), private=True)
         return new
     except OSError as error:
         raise FloretError(f"state-dir: {state_dir} cannot be written ({error.strerror})") from error
+
+
+def _kept_text(path: Path) -> str:
+    """Return the node's own text in a file; empty if there is none, or another one."""
+    found = path.read_bytes().decode("ascii", "replace").strip() if path.exists() else ""
+    return found if _OWN_TEXT.fullmatch(found) else ""
 
 
 def _wrong(key: str, value: object, right: str) -> FloretError:

@@ -132,18 +132,21 @@ def _serve(plan: Plan, control: Connection) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise StoppedError
 
-    signal.signal(signal.SIGTERM, stop)
     context = Context(run_id=plan.run_id, node_id=0, node_config={}, state=RecordDict(), run_config=dict(plan.values))
-    with display(int(plan.values["rounds"]), plan.resources.clients) as progress:
-        grid = EngineGrid(plan, control, progress)
-        try:
-            run_server(grid, context)
-        except FloretError as error:
-            log.error("%s", error)
-            return WRONG
-        except StoppedError:
-            resumable = grid.began and plan.values["checkpoint-every"]
-            again = '; resume="latest" goes on from its last checkpoint' if resumable else ""
-            log.error("The run was stopped%s", again)
-            return INTERRUPTED
+    grid: EngineGrid | None = None
+    try:
+        signal.signal(signal.SIGTERM, stop)
+        with display(int(plan.values["rounds"]), plan.resources.clients) as progress:
+            grid = EngineGrid(plan, control, progress)
+            try:
+                run_server(grid, context)
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is done, and all is written
+            except FloretError as error:
+                log.error("%s", error)
+                return WRONG
+    except StoppedError:
+        resumable = grid and grid.began and plan.values["checkpoint-every"]
+        again = '; resume="latest" goes on from its last checkpoint' if resumable else ""
+        log.error("The run was stopped%s", again)
+        return INTERRUPTED
     return 0

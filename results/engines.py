@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from select import select
 from typing import Any, Protocol
@@ -139,8 +139,9 @@ class LocalEngine:
 
     def close(self) -> None:
         """End the processes, and what they run in good order."""
-        for process in self._processes:
-            process.close()
+        with ExitStack() as every:  # also the others if an interrupt ends one's close
+            for process in self._processes:
+                every.callback(process.close)
 
 
 class _EngineProcess:
@@ -190,8 +191,10 @@ class _EngineProcess:
         try:
             # Without input it ends by itself once it runs nothing.
             process.wait(patience)
-        except subprocess.TimeoutExpired:
+        except BaseException as error:
             process.terminate()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise  # a further interrupt: what runs is stopped all the same
             process.wait()
 
     def _started(self) -> "subprocess.Popen[str]":
@@ -269,8 +272,13 @@ class RayEngine:
         """Stop a run: it goes on in the SuperLink when only its log stream is ended."""
         found = STARTED.search(log.read_bytes())
         if found:
-            place = [self._superlink] if self._superlink else []
-            subprocess.run(["flwr", "stop", found[1].decode(), *place], capture_output=True, check=False)
+            command = ["flwr", "stop", found[1].decode(), *([self._superlink] if self._superlink else [])]
+            # In a session of its own, as above: whoever interrupts again must not end it before it has begun.
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, check=False, start_new_session=True
+            )
+            if done.returncode:
+                sys.stderr.write(f"floret: the run may go on in the SuperLink; stop it with {' '.join(command)}\n")
 
 
 def engine_of(name: str, app: Path, superlink: str, kernels: str, at_once: int = 1) -> Engine:

@@ -150,7 +150,11 @@ class RunDirectory:
 
     def reopen(self) -> None:
         """Remove ``summary.json``, if there is one: the run goes on, and what it says is of fewer rounds."""
-        (self.path / "summary.json").unlink(missing_ok=True)
+        path = self.path / "summary.json"
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise FloretError(f"{path}: cannot be removed ({error.strerror})") from error
 
     def write_summary(self, summary: Summary) -> None:
         """Write ``summary.json``, by which the run is finished."""

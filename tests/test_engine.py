@@ -309,6 +309,37 @@ def test_a_run_that_was_stopped_is_resumed_with_the_same_numbers(runner: Runner,
     assert numbers(stopped) == numbers(whole)
 
 
+# The server's process of a run that does nothing, and is stopped just before or just after that.
+STOPPED_AT = """
+import os, signal, sys
+from contextlib import contextmanager
+from multiprocessing import Pipe
+from types import SimpleNamespace
+from engine import supervisor
+
+@contextmanager
+def display(*_):
+    if sys.argv[1] == "the beginning":
+        os.kill(os.getpid(), signal.SIGTERM)
+    yield lambda *_: None
+    os.kill(os.getpid(), signal.SIGTERM)
+
+supervisor.display, supervisor.run_server = display, lambda *_: None
+values = {"rounds": 1, "round-timeout": 1.0, "federation": "f", "method": "m", "checkpoint-every": 1}
+plan = SimpleNamespace(run_id=1, values=values, resources=SimpleNamespace(clients=2))
+sys.exit(supervisor._serve(plan, Pipe()[0]))
+"""
+
+
+@pytest.mark.parametrize(("moment", "code"), [("the beginning", 130), ("the end", 0)])
+def test_a_run_that_is_stopped_at_its_first_or_last_moment_shows_no_traceback(moment: str, code: int) -> None:
+    command = [sys.executable, "-c", STOPPED_AT, moment]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert ("The run was stopped" in done.stderr) == (code == 130)
+
+
 # Makes the terminal that its input is the one of its session, and goes on as another command.
 ON_TERMINAL = (
     "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "

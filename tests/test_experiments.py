@@ -1,6 +1,7 @@
 """Experiment files: the papers' tables as they are printed, the runs that they need, the tables of results."""
 
 import fcntl
+import io
 import json
 import os
 import re
@@ -1519,6 +1520,49 @@ def test_what_a_scale_and_a_measure_need_is_checked_first(
     assert isinstance(ended.exception, ConfigError)
     assert str(ended.exception).startswith(f"real, One, IID: {line}")
     assert "\n" not in str(ended.exception)
+
+
+class Interrupted:
+    """A process of the engine for which nobody waits to the end."""
+
+    def __init__(self) -> None:
+        self.stdin, self.terminated = io.BytesIO(), False
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Be interrupted once more."""
+        raise KeyboardInterrupt
+
+    def terminate(self) -> None:
+        """Take it down."""
+        self.terminated = True
+
+
+def test_further_interrupts_leave_no_run_of_a_sweep_behind() -> None:
+    engine = LocalEngine(ROOT, at_once=2)
+    processes = [Interrupted(), Interrupted()]
+    for of_engine, process in zip(engine._processes, processes, strict=True):
+        of_engine._process = process  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        engine.close()
+    assert [process.terminated for process in processes] == [True, True]
+
+
+def test_a_further_interrupt_does_not_end_what_stops_a_run_of_a_superlink(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "flwr").write_text(
+        f'#!/bin/sh\necho "$@" > {tmp_path}/told\nps -o sid= -p $$ > {tmp_path}/session\nexit 1'
+    )
+    (tmp_path / "flwr").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    log = tmp_path / "log.txt"
+    log.write_text("Successfully started run 7\n")
+    RayEngine(ROOT, "clinic")._stop(log)
+    assert (tmp_path / "told").read_text() == "stop 7 clinic\n"
+    # A terminal interrupts those of its session.
+    assert int((tmp_path / "session").read_text()) != os.getsid(0)
+    line = "floret: the run may go on in the SuperLink; stop it with flwr stop 7 clinic\n"
+    assert capsys.readouterr().err == line
 
 
 def test_results_name_the_gpus_that_clients_got(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

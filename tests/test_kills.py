@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from client_app.node.warm import Warm
-from tests.conftest import free_port
+from tests.conftest import PATIENCE, free_port
 from tests.deployment import LONG, Deployment, below, children, commands, finish, in_round, refused, trained, until
 from tests.harness import ROOT
 
@@ -75,6 +75,45 @@ def test_a_warm_process_rests_until_the_next_call() -> None:
         warm.rest()
         until(lambda: not warm_processes(), "the warm process is still there")
         warm.rest()  # twice is once
+
+
+# A node's supervisor that is interrupted while its warm process is imported.
+_INTERRUPTED = """
+import signal, threading
+from client_app.node.warm import LostError, Warm
+
+stopped = threading.Event()
+signal.signal(signal.SIGINT, lambda *_: stopped.set())
+try:
+    Warm(datasets=False).call("check", [], ("", "cpu", ""), 60, lambda: not stopped.is_set())
+except LostError as error:
+    print(error)
+"""
+
+
+@pytest.mark.thorough
+def test_an_interrupt_while_the_warm_process_is_imported_ends_in_silence() -> None:
+    node = subprocess.Popen(
+        [sys.executable, "-c", _INTERRUPTED],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+    def imports_pytorch() -> bool:
+        maps = (Path(f"/proc/{pid}/maps") for pid in below_of(node.pid))
+        return any(file.exists() and "libtorch" in file.read_text() for file in maps)
+
+    def below_of(pid: int) -> list[int]:
+        return [child for child, command in commands(children(pid)).items() if "forkserver" in command]
+
+    until(imports_pytorch, "no warm process")
+    os.killpg(node.pid, signal.SIGINT)  # as a terminal does
+    out, err = node.communicate(timeout=PATIENCE)
+    assert (node.returncode, err) == (0, "")
+    assert out in ("", "the node is stopping\n")  # it may have answered first
 
 
 # A ``floret node`` as it is just after it has started its SuperNode, whose id it prints.

@@ -16,7 +16,7 @@ from server_app.settings import read_config
 from strategies import METHODS
 from strategies.core import FloretStrategy
 from tests.conftest import PATIENCE
-from tests.harness import copy_app, run_config
+from tests.harness import ROOT, copy_app, run_config
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -41,6 +41,13 @@ def test_groups_have_every_method_once() -> None:
     listed = [method for methods in groups().values() for method in methods]
     assert sorted(listed) == sorted(METHODS)
     assert "fedper" in groups()["the extractor"]
+
+
+def test_a_full_disk_that_the_output_goes_to_is_told() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-P", "-m", "cli.main", "list", "methods"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (2, "floret: the output cannot be written (No space left on device)\n")
 
 
 def test_a_method_whose_file_cannot_be_read_is_listed_and_says_why(tmp_path: Path) -> None:

@@ -377,7 +377,11 @@ def test_predict_writes_the_csv_where_it_is_told_to(
     run.test_split(1, tmp_path / "test.npz")
     arguments = ("predict", "--state-dir", run.states, "--client-name", "1", "--input", tmp_path / "test.npz")
     shown, _ = floret(*arguments)
-    out, err = floret(*arguments, "--output", tmp_path / "out.csv")
+    (tmp_path / "out.csv").write_text("of yesterday")
+    with (tmp_path / "out.csv").open() as before:
+        out, err = floret(*arguments, "--output", tmp_path / "out.csv")
+        # A crash at any moment leaves one or the other.
+        assert before.read() == "of yesterday"
     assert (out, err[:9]) == ("", "accuracy ")
     assert (tmp_path / "out.csv").read_text() == shown
 

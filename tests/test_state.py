@@ -311,6 +311,26 @@ def test_what_cannot_be_read_when_a_version_is_kept_is_not_forgotten(
     assert [(one.lineage, one.round) for one in store(tmp_path).versions([])][:2] == [("two", 1), ("one", 2)]
 
 
+def test_a_disk_that_turns_read_only_at_a_write_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path, 1)
+    there = files(tmp_path)
+
+    def failing(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    def read_only(path: Path, **_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    with monkeypatch.context() as patches:
+        patches.setattr("client_app.state.write_whole", failing)
+        patches.setattr(Path, "unlink", read_only)
+        with pytest.raises(FloretError, match=r"cannot be written \(Input/output error\); the client's state is as it"):
+            ClientState(store(tmp_path), at(2)).commit(2, {"w": torch.zeros(1)})
+    assert files(tmp_path) == there
+
+
 def test_a_directory_that_cannot_be_written_loses_nothing(tmp_path: Path) -> None:
     train(tmp_path, 1)
     folder = store(tmp_path).directory
@@ -400,6 +420,24 @@ def test_the_identity_stays_with_the_directory(tmp_path: Path) -> None:
     assert first != identity(tmp_path / "two")
     with pytest.raises(FloretError, match="cannot be written"):
         identity(tmp_path / "one" / "identity" / "below a file")
+
+
+def test_nodes_that_make_the_identity_of_a_directory_at_once_have_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, both = threading.Event(), threading.Event()
+
+    def slow(path: Path, content: bytes, **options: bool) -> None:
+        writing.set()
+        both.wait(0.5)  # a node that looks now finds none, and waits
+        write_whole(path, content, **options)
+
+    monkeypatch.setattr("client_app.state.write_whole", slow)
+    with ThreadPoolExecutor(2) as nodes:
+        first = nodes.submit(identity, tmp_path)
+        assert writing.wait(60)
+        second = nodes.submit(identity, tmp_path)
+        assert first.result() == second.result() == (tmp_path / "identity").read_text()
 
 
 def test_tensors_come_back_as_they_were(tmp_path: Path) -> None:

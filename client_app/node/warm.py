@@ -33,7 +33,7 @@ class Warm:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         extra = ["flwr_datasets.partitioner", "torchvision.datasets"] if datasets else []
         extra += ["client_app.clipping", "scipy.optimize"] if privacy else []
-        self._context.set_forkserver_preload(["client_app.node.work", *extra])
+        self._context.set_forkserver_preload(["client_app.node.interrupts", "client_app.node.work", *extra])
         self._running = False
 
     def call(
@@ -51,7 +51,7 @@ class Warm:
         Raises:
             LostError: it was killed, by this method or from elsewhere, or ended by itself.
         """
-        process, connection = self._start(name, arguments)
+        process, connection = self._start(name, arguments, go)
         deadline = time.monotonic() + seconds
         try:
             for part in parts:
@@ -81,13 +81,15 @@ class Warm:
                 self.call("end_warm_process", [], (), _PATIENCE, lambda: True)
             self._running = False
 
-    def _start(self, name: str, arguments: tuple[Any, ...]) -> tuple[ForkServerProcess, Connection]:
+    def _start(
+        self, name: str, arguments: tuple[Any, ...], go: Callable[[], bool]
+    ) -> tuple[ForkServerProcess, Connection]:
         """Return a fork that waits for input, and the connection to it.
 
         After a warm process was killed, attempts fail until the system has removed it and a new one is started.
 
         Raises:
-            LostError: none can be started.
+            LostError: none can be started, or ``go`` returns False.
         """
         deadline = time.monotonic() + _PATIENCE
         while True:
@@ -97,6 +99,8 @@ class Warm:
                 process.start()
             except (EOFError, OSError) as error:
                 connection.close()
+                if not go():
+                    raise LostError("the node is stopping") from error
                 if time.monotonic() > deadline:
                     raise LostError(f"the warm process does not start ({error})") from error
                 time.sleep(0.05)

@@ -6,6 +6,7 @@ This module imports PyTorch; the supervisor does not import it and names its fun
 import os
 import signal
 import threading
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def run(name: str, connection: Connection, *arguments: str) -> None:
 def end_warm_process(connection: Connection) -> None:
     """End the process that this one is a fork of, and say so."""
     os.kill(os.getppid(), signal.SIGKILL)
-    connection.send_bytes(b"")
+    _send(connection, b"")
 
 
 def answer(connection: Connection) -> None:
@@ -53,7 +54,7 @@ def answer(connection: Connection) -> None:
     threading.Thread(target=end_with_the_node, daemon=True).start()
     reply = pack_message(app(message, context))
     answered.set()
-    connection.send_bytes(reply)
+    _send(connection, reply)
 
 
 def check(connection: Connection, data_dir: str, device: str, policy: str) -> None:
@@ -77,4 +78,10 @@ def check(connection: Connection, data_dir: str, device: str, policy: str) -> No
             Policy.read(Path(policy)).check_installed()
     except FloretError as error:
         wrong = f"{option}: {error}"
-    connection.send_bytes(wrong.encode())
+    _send(connection, wrong.encode())
+
+
+def _send(connection: Connection, content: bytes) -> None:
+    """Send to the node, unless it has stopped meanwhile."""
+    with suppress(ConnectionError):
+        connection.send_bytes(content)
