@@ -19,7 +19,7 @@ from client_app.client import MEMORY, MODEL, ClientSetting, FloretClient, Reside
 from client_app.keeping import Quota
 from client_app.node_config import names_partition, partition_of
 from client_app.policy import Outgoing, Policy, PolicyError
-from client_app.protection import Budget, within
+from client_app.protection import Budget, account_on_node, pay_in_advance, within
 from client_app.runtime import device_of, enter_app_folder, use_threads
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext, Store, identity, own_seed
 from common.accuracies import EXACT
@@ -29,6 +29,7 @@ from common.errors import ConfigError, DataError, FloretError, one_line
 from common.filters import ClientFilters
 from common.home import states_folder
 from common.names import without_prefix
+from common.privacy.calibration import drawn_in_secret
 from common.privacy.ledger import Ledger, note_unprotected
 from common.registry import load_class
 from common.simulation import in_local_engine, in_simulation
@@ -261,8 +262,21 @@ class Request:
                     f"{found.head_layers}"
                 )
             policy.check_day(Audit(self.state_dir, self.name).count_round())
-            if self.has_own_data and not self.protects:
-                note_unprotected(self.state_dir, self.name)
+        if self.has_own_data and not self.protects:
+            # Also when it joins: it says how many examples it has.
+            note_unprotected(self.state_dir, self.name)
+
+    def pay_to_join(self) -> None:
+        """Pay for a run whose server draws its clients in secret: of rounds without it a client does not hear, and
+        that it was in none of them tells of it, too.
+
+        Raises:
+            FloretError: the message does not say of which run it is.
+            BudgetError: it is more than this node permits.
+        """
+        if self.ledger and drawn_in_secret(self.config.privacy):
+            RoundContext.of({**self.scalars, "round": 0}, self.config, over=True)  # refuses what is none of Floret's
+            pay_in_advance(self.config, account_on_node(*self.ledger, self.config, self.scalars, 0))
 
     def _check_said(self, classes: int) -> None:
         """Check what a message to a protected client says against its run.
@@ -439,6 +453,7 @@ def describe(request: Request) -> RecordDict:
         request.check_policy(joins=True)
     except PolicyError as error:
         raise PolicyError(f"client {request.name}: {error}") from error
+    request.pay_to_join()
     data, policy = request.data, request.policy
     # A client that protects its data tells nothing of them: neither how many there are nor of which classes.
     tells = not request.protects

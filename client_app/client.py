@@ -4,6 +4,7 @@
 """
 
 import copy
+import logging
 import math
 import re
 import time
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from client_app.batches import Batch, batch_of, epoch, passes, take
-from client_app.protection import Budget, LedgerAccount, MemoryAccount, Protection
+from client_app.protection import Budget, MemoryAccount, Protection, account_on_node
 from client_app.prototypes import class_means, stack
 from client_app.runtime import training_type
 from client_app.state import ClientState
@@ -31,17 +32,17 @@ from common.errors import FloretError
 from common.filters import ClientFilters, Payload, filtered
 from common.names import without_prefix
 from common.norms import group_of, root_mean_squares
-from common.privacy.calibration import drawn_in_secret
-from common.privacy.ledger import Ledger, Line
+from common.privacy.ledger import Ledger
 from common.privacy.noise import Noise
 from common.seeds import torch_generator
 from common.sgd import Sgd
-from common.starts import starts_of
 from common.tensors import NamedArrays, Specs
 from common.wire import check_sendable, unpack
 from data import ClientData, Split
 from models import SplitModel, Stack, build_model, check_examples
 from strategies.core import Method, Setup
+
+log = logging.getLogger("flwr")
 
 MODEL = "model."
 MEMORY = "memory."
@@ -289,11 +290,15 @@ class FloretClient(NumPyClient):
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
-            raise FloretError(
+            reason = (
                 f"batch-size = {self.config.batch_size}, {len(self.data.train)} training samples: batch normalisation "
                 f"of model {self.config.model!r} cannot learn from one sample, of which it has one value per channel; "
                 "take larger batches or images, or a model without it"
-            ) from error
+            )
+            if not self.withholds:
+                raise FloretError(reason) from error
+            # That it could not go on would tell of the data: it sends what it has learned up to here, and noise.
+            log.warning("Client %s: %s", self.setting.name, reason)
         tensors = self.upload()
         if self.protection and self.config.privacy.unit == "client":
             tensors = self.protection.update(tensors, self.received)
@@ -691,20 +696,7 @@ class FloretClient(NumPyClient):
             noise = Noise.of(config.seed, setting.name, self.message["round"])
             return Protection(config, passes, MemoryAccount(self._kept), noise)
         ledger, budget = setting.ledger
-        line = Line(
-            run=self.message["session.lineage"],
-            attempt=len(self.message["session.resumed"]),
-            federation=config.federation,
-            method=config.method,
-            round=self.message["round"],
-            unit=config.privacy.unit,
-            by_server=config.privacy.by_server,
-            noise=0.0,
-            rate=1.0,
-            steps=0,
-        )
-        starts = starts_of(self.message) if drawn_in_secret(config.privacy) else ()
-        account = LedgerAccount(ledger, line, starts, budget)
+        account = account_on_node(ledger, budget, config, self.message, self.message["round"])
         return Protection(config, passes, account, Noise.secret())
 
     def _pay(self) -> dict[str, float]:

@@ -6,9 +6,9 @@ With ``privacy.unit = "example"`` everything that feeds the shared part is train
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from common.privacy.accounting import LARGEST_EPSILON, Release, epsilon_of
 from common.privacy.calibration import calibrated_noise, drawn_in_secret, noise_of_clients, rate_of_clients
 from common.privacy.ledger import Ledger, Line, spent_by_client, spent_by_example
 from common.privacy.noise import Noise, clipped
-from common.starts import Start
+from common.starts import Start, starts_of
 from data import ClientData, Split
 
 # In the client's memory in a simulation: what this run has spent, and its noised number of examples.
@@ -241,8 +241,7 @@ class Protection:
             ConfigError: no noise is enough for the target.
         """
         if drawn_in_secret(self.keys):
-            due = self._account.in_advance(self._of_client(), self.config.rounds)
-            self._account.pay([release for _, release in due], [attempt for attempt, _ in due])
+            pay_in_advance(self.config, self._account)
             return {}
         if self.keys.unit == "example":
             count = self._account.count()
@@ -251,7 +250,7 @@ class Protection:
                 count = samples + float(self.noise.once((), COUNT.noise))
                 self._account.pay([COUNT], count=count)
             self._plan = Plan.of(self.config, count, self._passes)
-        release = self._of_examples() if self.keys.unit == "example" else self._of_client()
+        release = self._of_examples() if self.keys.unit == "example" else _of_client(self.config)
         if self.keys.by_server:
             self._account.pay([release])
             return {}
@@ -294,8 +293,8 @@ class Protection:
     def noised(self, gradient: Tensor) -> Tensor:
         """Return a summed gradient with noise, divided by the expected size of a batch."""
         assert self._plan is not None
-        # A single step is released as it is.
-        draw = self.noise.once if self._passes * self._plan.steps == 1 else self.noise.normal
+        # A single step is released as it is; with several passes each may be of other tensors.
+        draw = self.noise.once if self._plan.steps == 1 else self.noise.normal
         noise = torch.from_numpy(draw(tuple(gradient.shape), self._plan.noise * self.keys.clip))
         return noise.to(gradient.device).add_(gradient).div_(self._plan.batch).to(gradient.dtype)
 
@@ -320,12 +319,54 @@ class Protection:
             for name, tensor in sent.items()
         }
 
-    def _of_client(self) -> Release:
-        return Release(noise_of_clients(self.config), rate_of_clients(self.config), 1)
-
     def _of_examples(self) -> Release:
         assert self._plan is not None
         return Release(self._plan.noise, 1 / self._plan.steps, self._passes * self._plan.steps)
+
+
+def account_on_node(
+    ledger: Ledger, budget: Budget, config: RunConfig, message: Mapping[str, Any], server_round: int
+) -> LedgerAccount:
+    """Return who pays on a node for what a message asks.
+
+    Args:
+        ledger, budget: of the client, and of its node.
+        config: of the run.
+        message: its scalars; the run is ``session.lineage``.
+        server_round: the message's round, 0 before the first one.
+
+    Raises:
+        FloretError: the message does not name the starts of the run's server as it must where they count.
+    """
+    line = Line(
+        run=message["session.lineage"],
+        attempt=len(message["session.resumed"]),
+        federation=config.federation,
+        method=config.method,
+        round=server_round,
+        unit=config.privacy.unit,
+        by_server=config.privacy.by_server,
+        noise=0.0,
+        rate=1.0,
+        steps=0,
+    )
+    starts = starts_of(message) if drawn_in_secret(config.privacy) else ()
+    return LedgerAccount(ledger, line, starts, budget)
+
+
+def pay_in_advance(config: RunConfig, account: Account) -> None:
+    """Pay for all rounds of a run whose server draws its clients in secret, as far as it is not done.
+
+    Raises:
+        BudgetError: it is more than the node permits.
+        ConfigError: no noise is enough for the target.
+    """
+    due = account.in_advance(_of_client(config), config.rounds)
+    account.pay([release for _, release in due], [attempt for attempt, _ in due])
+
+
+def _of_client(config: RunConfig) -> Release:
+    return Release(noise_of_clients(config), rate_of_clients(config), 1)
 
 
 def within(data: ClientData, classes: int) -> ClientData:

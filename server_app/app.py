@@ -25,6 +25,7 @@ from common.flower import find_by_node, is_simulated
 from common.kernels import NATIVE, kernels_in_use
 from common.memory import return_freed_memory
 from common.names import natural_key
+from common.privacy.calibration import drawn_in_secret
 from common.privacy.ledger import Ledger
 from common.simulation import LocalGrid
 from common.starts import Start
@@ -81,6 +82,12 @@ def run(grid: Grid, context: Context) -> None:
     checkpoint = _resume(directory, checkpoints, federation) if config.resume else None
     if checkpoint:
         origin["resumed"][-1]["round"] = checkpoint.round
+    session = Session(f"{context.run_id:016x}", starts=_starts(origin), run_directory=directory.path)
+    if checkpoint:
+        session.lineage, session.checkpointed = checkpoint.lineage, checkpoint.round
+        session.resumed = (*checkpoint.resumed, checkpoint.round)
+    if drawn_in_secret(config.privacy):
+        federation.run = session.scalars()  # who joins pays for rounds in which it is not drawn, too
     with directory, trackers, StatusWriter(directory.path, config.method, config.dataset, config.rounds) as status:
         trackers.begin(own_keys(context.run_config), directory.path, checkpoint.round if checkpoint else 0)
         status.phase("waiting for clients")
@@ -88,8 +95,6 @@ def run(grid: Grid, context: Context) -> None:
         if simulated and checkpoint:
             _check_same_clients(checkpoint.clients, list(federation.roster))
         federation.settled = True
-        lineage = checkpoint.lineage if checkpoint else f"{context.run_id:016x}"
-        session = Session(lineage, starts=_starts(origin), run_directory=directory.path)
         # A resumed run's clients are in files, also if it writes no checkpoints from here on.
         if simulated and (config.checkpoint_every or checkpoint) and not isinstance(grid, LocalGrid):
             session.directory = str(directory.clients)

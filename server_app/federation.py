@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from common.accuracies import EXACT, NONE, ROUNDED
-from common.config import RunConfig, split_names
+from common.config import RunConfig, Scalar, split_names
 from common.errors import ConfigError, FloretError, printable
 from common.flower import Answers, is_simulated
 from common.simulation import LocalGrid
@@ -53,6 +53,7 @@ class Federation:
     Attributes:
         input_shape, input_type, num_classes, class_names: of the data of all clients.
         settled: the model is built, so a client with more classes comes too late.
+        run: what the question who a node is tells of the run.
         told: the clients' numbers of samples are those that they have; a node that protects its data says other ones.
     """
 
@@ -64,6 +65,7 @@ class Federation:
         self.num_classes = config.num_classes
         self.class_names: tuple[str, ...] | None = None
         self.settled = False
+        self.run: Mapping[str, Scalar | list[int] | list[str]] = {}
         self._simulated = is_simulated(grid)
         self.roster = Roster(trusted=self._simulated)
         self.told = self._simulated or not config.privacy.on
@@ -214,7 +216,8 @@ class Federation:
 
     def _ask(self, nodes: list[int]) -> None:
         if nodes:
-            messages = [question(node, "describe", ConfigRecord(), self.config.round_timeout) for node in nodes]
+            config = ConfigRecord({**self.run})
+            messages = [question(node, "describe", config, self.config.round_timeout) for node in nodes]
             for node, message_id in zip(nodes, self.grid.push_messages(messages), strict=True):
                 self._pending[message_id] = _Question(node, time.monotonic(), self.roster.known(node))
 

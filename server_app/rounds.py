@@ -152,8 +152,6 @@ def restore(strategy: FloretStrategy, checkpoint: Checkpoint) -> None:
     strategy.load_state_dict(own)
     for client, mail in checkpoint.mail.items():
         strategy.post.load(client, mail.round, mail.tensors())
-    strategy.session.checkpointed = checkpoint.round
-    strategy.session.resumed = (*checkpoint.resumed, checkpoint.round)
 
 
 def described(federation: Federation) -> dict[str, tuple[int | bool | str, ...]]:

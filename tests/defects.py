@@ -305,12 +305,6 @@ DEFECTS: list[Defect] = [
             f"{AGGREGATION}::test_what_was_usual_before_a_resume_judges_the_round_after_it",
         ),
         (
-            "clients are not told of the resume",
-            "strategy.session.resumed = (*checkpoint.resumed, checkpoint.round)",
-            "strategy.session.resumed = checkpoint.resumed",
-            f"{RESUME}::test_clients_are_told_after_which_rounds_a_run_was_resumed",
-        ),
-        (
             "clients are not told how far the server can go back",
             "        strategy.session.checkpointed = server_round\n",
             "",
@@ -320,6 +314,12 @@ DEFECTS: list[Defect] = [
     *_of(
         "rounds",
         "server_app/app.py",
+        (
+            "clients are not told of the resume",
+            "session.resumed = (*checkpoint.resumed, checkpoint.round)",
+            "session.resumed = checkpoint.resumed",
+            f"{RESUME}::test_clients_are_told_after_which_rounds_a_run_was_resumed",
+        ),
         (
             "a simulation is resumed with other clients",
             "        if simulated and checkpoint:\n            _check_same_clients",
@@ -2474,7 +2474,7 @@ DEFECTS: list[Defect] = [
         ),
         (
             "a single step has the noise of one among many",
-            "self.noise.once if self._passes * self._plan.steps == 1 else self.noise.normal",
+            "self.noise.once if self._plan.steps == 1 else self.noise.normal",
             "self.noise.normal",
             "tests/test_privacy.py::test_a_single_step_has_the_noise_of_what_is_released_at_once",
         ),
@@ -4468,6 +4468,156 @@ DEFECTS: list[Defect] = [
             '[*without_effect(same, configs, "-c"), *without_effect(grid.varied, configs, "--grid")]',
             'without_effect(grid.varied, configs, "--grid")',
             "tests/test_experiments.py::test_a_sweep_says_what_of_its_grid_changes_nothing",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "client_app/app.py",
+        (
+            "a client that is never drawn pays for nothing",
+            "    request.pay_to_join()\n",
+            "",
+            "tests/test_privacy.py::test_whoever_joins_a_run_with_secret_draws_pays_for_all_of_it",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "client_app/app.py",
+        (
+            "who joins pays for a run that no message names",
+            'RoundContext.of({**self.scalars, "round": 0}, self.config, over=True)',
+            "None",
+            f"{PRIVATE}::test_whoever_joins_a_run_with_secret_draws_pays_for_all_of_it",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "server_app/app.py",
+        (
+            "who joins is not told of the run",
+            "        federation.run = session.scalars()",
+            "        federation.run = {}",
+            "tests/test_privacy.py::test_who_joins_is_told_of_the_run_where_it_pays_for_it",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "client_app/app.py",
+        (
+            "a client that joins without privacy leaves no note",
+            "        if self.has_own_data and not self.protects:",
+            "        if not joins and self.has_own_data and not self.protects:",
+            "tests/test_privacy.py::test_the_command_tells_of_runs_without_privacy_and_of_several_clients",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "client_app/client.py",
+        (
+            "that a protected client cannot learn is told",
+            "            if not self.withholds:\n                raise FloretError(reason) from error",
+            "            raise FloretError(reason) from error",
+            f"{PRIVATE}::test_a_protected_client_that_cannot_learn_sends_noise_and_not_why",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "client_app/protection.py",
+        (
+            "FedRep's single step has the noise of one of many",
+            "if self._plan.steps == 1 else",
+            "if self._passes * self._plan.steps == 1 else",
+            "tests/test_privacy.py::test_a_single_step_has_the_noise_of_what_is_released_at_once",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "common/privacy/accounting.py",
+        (
+            "epsilon is below 0",
+            "return max(0.0, float(get_privacy_spent(orders=_orders(whole), rdp=divergences, delta=delta)[0]))",
+            "return float(get_privacy_spent(orders=_orders(whole), rdp=divergences, delta=delta)[0])",
+            "tests/test_privacy.py::test_what_delta_alone_allows_costs_nothing",
+        ),
+    ),
+    *_of(
+        "engine",
+        "results/engines.py",
+        (
+            "a further interrupt leaves a sweep's run behind",
+            "        except BaseException as error:\n            process.terminate()",
+            "        except subprocess.TimeoutExpired as error:\n            process.terminate()",
+            "tests/test_experiments.py::test_further_interrupts_leave_no_run_of_a_sweep_behind",
+        ),
+    ),
+    *_of(
+        "engine",
+        "results/engines.py",
+        (
+            "a further interrupt ends flwr stop",
+            "capture_output=True, check=False, start_new_session=True\n",
+            "capture_output=True, check=False\n",
+            "tests/test_experiments.py::test_a_further_interrupt_does_not_end_what_stops_a_run_of_a_superlink",
+        ),
+    ),
+    *_of(
+        "engine",
+        "engine/worker.py",
+        (
+            "a worker whose server has ended shows a traceback",
+            "    with suppress(ConnectionError):\n        connection.send_bytes(to_bytes(what))",
+            "    connection.send_bytes(to_bytes(what))",
+            "tests/test_engine.py::test_a_worker_whose_server_has_ended_ends_without_a_word",
+        ),
+    ),
+    *_of(
+        "engine",
+        "engine/supervisor.py",
+        (
+            "a run stopped at its last moment shows a traceback",
+            "                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is done, and all is written\n",
+            "",
+            "tests/test_engine.py::test_a_run_that_is_stopped_at_its_first_or_last_moment_shows_no_traceback",
+        ),
+    ),
+    *_of(
+        "state",
+        "client_app/state.py",
+        (
+            "nodes that share a new state directory have two identities",
+            "        with locked(state_dir, wait=True):  #",
+            "        with suppress():  #",
+            "tests/test_state.py::test_nodes_that_make_the_identity_of_a_directory_at_once_have_the_same",
+        ),
+    ),
+    *_of(
+        "state",
+        "client_app/state.py",
+        (
+            "a disk that turns read-only shows a traceback",
+            "                with suppress(OSError):  # on a disk that has just",
+            "                with suppress():  # on a disk that has just",
+            "tests/test_state.py::test_a_disk_that_turns_read_only_at_a_write_is_told_in_a_line",
+        ),
+    ),
+    *_of(
+        "delivery",
+        "client_app/node/warm.py",
+        (
+            "an interrupt shows the warm process's traceback",
+            '["client_app.node.interrupts", "client_app.node.work", *extra]',
+            '["client_app.node.work", *extra]',
+            "tests/test_kills.py::test_an_interrupt_while_the_warm_process_is_imported_ends_in_silence",
+        ),
+    ),
+    *_of(
+        "engine",
+        "common/local_superlink.py",
+        (
+            "a file that is closed hides the SuperLink's socket",
+            "        with suppress(OSError):  # the file was closed meanwhile\n            yield str(entry.readlink())",
+            "        yield str(entry.readlink())",
+            "tests/test_local_superlink.py::test_a_file_that_is_closed_while_they_are_read_hides_no_other",
         ),
     ),
 ]

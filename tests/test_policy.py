@@ -332,7 +332,7 @@ def test_what_a_policy_refuses_is_one_line(
     assert "\n" not in line
     assert site.audit[-1]["records"]["error"]["reason"] == line
     # Nothing was made in the name of what was refused.
-    assert {path.name for path in (tmp_path / "state").iterdir()} <= {".audit", "seed", "identity"}
+    assert {path.name for path in (tmp_path / "state").iterdir()} <= {".audit", ".lock", "seed", "identity"}
 
 
 @pytest.mark.parametrize("keys", [{}, {"privacy__unit": "client", "privacy__noise": 1.0, "num_classes": CLASSES}])

@@ -94,6 +94,20 @@ def test_one_release_costs_what_the_exact_formula_says(noise: float, delta: floa
     assert exact <= epsilon_of([Release(noise, 1.0, 1)], delta, "rdp") <= 1.2 * exact
 
 
+@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+def test_what_delta_alone_allows_costs_nothing(accountant: str) -> None:
+    assert epsilon_of([Release(100.0, 1.0, 1)], 0.1, accountant) == 0.0
+
+
+def test_several_examples_of_a_person_cost_more_than_as_many_times_one() -> None:
+    """The figures of docs/privacy.md: of one release, ten examples move the sum ten times as far."""
+    for one, ten in ((1, 14.4), (2, 33.3), (4, 81)):
+        noise = brentq(lambda noise, one=one: exact_delta(noise, one) - 1e-5, 0.1, 50)
+        assert brentq(lambda epsilon, noise=noise: exact_delta(noise / 10, epsilon) - 1e-5, 1, 500) == pytest.approx(
+            ten, rel=0.005
+        )
+
+
 def test_accountants_against_published_values() -> None:
     # The documentation of Opacus's analysis: two kinds of steps cost 0.336.
     found = epsilon_of([Release(1.0, 1e-5, 10), Release(3.0, 1e-4, 4)], 1e-5)
@@ -434,20 +448,23 @@ def test_what_is_trained_on_protected_examples_has_one_thread(tmp_path: Path) ->
         config_of(tmp_path, **PROTECTED, threads=2)
 
 
+# FedRep makes one step of the head and one of the extractor: of each tensor it is a single one.
+@pytest.mark.parametrize("method", ["fedavg", "fedrep"])
 @pytest.mark.parametrize(("batch_size", "draws"), [(100_000, 4), (32, 1)])
 def test_a_single_step_has_the_noise_of_what_is_released_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int, draws: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, batch_size: int, draws: int
 ) -> None:
     asked = Counter[str]()
     for name in ("once", "normal"):
         was = getattr(Noise, name)
         monkeypatch.setattr(Noise, name, lambda *given, n=name, f=was: asked.update([n]) or f(*given))
-    keys = {"method": "fedavg", "batch_size": batch_size, "privacy__epsilon": 0.0, "privacy__noise": 1.0}
+    keys = {"method": method, "batch_size": batch_size, "privacy__epsilon": 0.0, "privacy__noise": 1.0}
+    keys |= {"fedrep__head_epochs": 1}
     site = Site(tmp_path, "max-batch-size: 100000")
     # So many that the noise of their count, of a deviation of 20, makes no single step of several.
     x, y = np.zeros((600, SIDE), np.float32), np.arange(600) % CLASSES
     np.savez(site.folder / "data" / "train.npz", x=x, y=y)
-    site.ask("train", initial(), **{**PROTECTED, **keys})
+    site.ask("train", shared(initial()) if method == "fedrep" else initial(), **{**PROTECTED, **keys})
     # The noisy count is released at once, too.
     assert (asked["once"] > 1) == (draws == 4)
     assert (asked["normal"] > 1) == (draws == 1)
@@ -668,6 +685,27 @@ def test_a_whole_update_is_clipped_and_noised(tmp_path: Path) -> None:
     assert size(privacy__noise=5.0) == pytest.approx(5.0 * 0.001 * math.sqrt(values), rel=0.05)
     # Where the server adds the noise there is none yet.
     assert size(privacy__noise=5.0, privacy__where="server") == pytest.approx(0.001, rel=1e-3)
+
+
+def test_a_protected_client_that_cannot_learn_sends_noise_and_not_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """PyTorch's batch normalisation fails where a batch has one value per channel, which tells how many examples are
+    left over.
+    """
+
+    def train(_: FloretClient) -> float:
+        raise ValueError("Expected more than 1 value per channel when training, got input size torch.Size([1, 8])")
+
+    monkeypatch.setattr(FloretClient, "train", train)
+    site, before = Site(tmp_path), shared(initial())
+    said = site.refusal(arrays=before)
+    assert said.startswith("batch-size = 32, 54 training samples: batch normalisation of model 'mlp' cannot learn from")
+    keys: dict[str, Any] = {**PROTECTED, "privacy__unit": "client", "privacy__epsilon": 0.0, "privacy__noise": 1.0}
+    caplog.clear()
+    sent = arrays_of(site.ask("train", before, **keys))
+    assert all(np.isfinite(sent[name]).all() and not np.array_equal(sent[name], before[name]) for name in before)
+    assert "Client site: batch-size = 32, 60 training samples" in caplog.text
 
 
 def test_a_run_with_next_to_no_noise_is_refused(tmp_path: Path) -> None:
@@ -1341,6 +1379,62 @@ def test_a_run_with_noise_by_the_server_is_paid_in_advance(tmp_path: Path) -> No
     assert lines[-2:] == [(0, Release(2.0, 1.0, 1))] * 2
 
 
+def test_whoever_joins_a_run_with_secret_draws_pays_for_all_of_it(tmp_path: Path) -> None:
+    """Whether it is drawn or not: that it was in no round of 20 has a probability that depends on its data, too."""
+    site = Site(tmp_path, "noise-by-server: true\nmax-epsilon: 4\n")
+    keys: dict[str, Any] = {**PROTECTED, "privacy__unit": "client", "privacy__where": "server", "rounds": 20}
+    keys |= {"privacy__noise": 2.0, "participation": 0.25}
+
+    def lines() -> list[tuple[str, int, Release]]:
+        return [(line.run, line.attempt, line.release) for line in Ledger.of(tmp_path / "state", "site").lines()]
+
+    # Of which run it is has to be said before it joins.
+    for wrong, line in (
+        ({"session.lineage": 7}, "session.lineage = 7: must be a name"),
+        ({"session.starts": ["a", "b"]}, "session.started = [0]: must be a round for each"),
+    ):
+        assert site.refusal("query.describe", scalars=wrong, **keys).startswith(line)
+    assert lines() == []
+    paid = [("run", 0, Release(2.0, 0.25, 20))]
+    for _ in range(2):  # a node that is started again is asked again
+        assert "client" in site.ask("query.describe", **keys)
+        assert lines() == paid
+    assert "arrays" in site.ask("train", shared(initial()), **keys)
+    assert lines() == paid
+    resumed = {"session.resumed": [16]}
+    assert "client" in site.ask("query.describe", scalars=resumed, **keys)
+    assert lines() == [*paid, ("run", 1, Release(2.0, 0.25, 4))]
+    # What it has left is not enough for another run, so it does not join.
+    said = site.refusal("query.describe", scalars={"session.lineage": "another"}, **keys)
+    assert said.startswith("this node's policy has max-epsilon = 4 with delta = 1e-05; it has spent 3.")
+    assert len(lines()) == 2
+    # A server that always draws as many says who it draws: who is in no round tells nothing, and pays nothing.
+    assert "client" in site.ask("query.describe", scalars={"session.lineage": "x"}, **keys, privacy__sampling="fixed")
+    assert len(lines()) == 2
+
+
+def test_who_joins_is_told_of_the_run_where_it_pays_for_it(tmp_path: Path) -> None:
+    def told(folder: str, **keys: Any) -> list[dict[str, Any]]:
+        same: dict[str, Any] = {**CLIENT, "method": "fedper", "privacy__noise": 1.0, "local_epochs": 1, **keys}
+        states = tmp_path / f"{folder} states"
+        outcome = federate(tmp_path / folder, 3, rounds=1, states=states, **same)
+        again = federate(tmp_path / folder, 3, rounds=2, resume=str(outcome.directory), states=states, **same)
+        found = []
+        for messages in (outcome.grid.messages, again.grid.messages):
+            describe, train = (
+                next(m for m in messages if m.metadata.message_type == kind) for kind in ("query.describe", "train")
+            )
+            said, of_run = (dict(m.content.config_records["config"]) for m in (describe, train))
+            assert said == ({key: of_run[key] for key in said} if said else {})
+            found.append(said)
+        return found
+
+    first, again = told("server", privacy__where="server")
+    assert (first["session.resumed"], again["session.resumed"]) == ([], [1])
+    assert again["session.started"] == [0, 1]
+    assert told("node") == [{}, {}]
+
+
 def test_each_start_of_a_server_is_paid_for_also_after_the_same_round(tmp_path: Path) -> None:
     """With noise by the server; a copy of its directory begins with the same checkpoint, too."""
     site = Site(tmp_path, "noise-by-server: true\n")
@@ -1576,11 +1670,10 @@ def test_the_command_tells_of_runs_without_privacy_and_of_several_clients(tmp_pa
         return done.output.splitlines()
 
     site = Site(tmp_path)
-    site.ask("query.describe", method="fedavg", model="mlp")
-    assert not (tmp_path / "state" / ".privacy").exists()
-    site.ask("train", initial(), method="fedavg")
-    site.ask("train", initial(), method="fedavg")
-    assert told() == ["client site: took part in runs without privacy alone; nothing is promised of its data"]
+    # A client that joins tells how many examples it has, whether it is drawn or not.
+    for message in ("query.describe", "train", "train"):
+        site.ask(message, initial() if message == "train" else None, method="fedavg", model="mlp")
+        assert told() == ["client site: took part in runs without privacy alone; nothing is promised of its data"]
     site.ask("train", initial(), **{**PROTECTED, "method": "fedavg"})
     (line,) = told()
     assert line.startswith("client site: an example has spent epsilon ")
