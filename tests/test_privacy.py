@@ -1415,7 +1415,7 @@ def test_whoever_joins_a_run_with_secret_draws_pays_for_all_of_it(tmp_path: Path
 
 def test_who_joins_is_told_of_the_run_where_it_pays_for_it(tmp_path: Path) -> None:
     def told(folder: str, **keys: Any) -> list[dict[str, Any]]:
-        same: dict[str, Any] = {**CLIENT, "method": "fedper", "privacy__noise": 1.0, "local_epochs": 1, **keys}
+        same: dict[str, Any] = {**CLIENT, "method": "fedper", "privacy__noise": 1.0, "round_timeout": 20.0, **keys}
         states = tmp_path / f"{folder} states"
         outcome = federate(tmp_path / folder, 3, rounds=1, states=states, **same)
         again = federate(tmp_path / folder, 3, rounds=2, resume=str(outcome.directory), states=states, **same)
