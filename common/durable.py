@@ -64,18 +64,19 @@ def claim_client(state_dir: Path, client: str) -> IO[bytes]:
 
 
 @contextmanager
-def locked(folder: Path, *, wait: bool) -> Iterator[None]:
+def locked(folder: Path, *, wait: bool, private: bool = False) -> Iterator[None]:
     """Have ``folder``, which is made if it is missing, alone among the programs that lock it so.
 
     Args:
         folder: the folder; a file ``.lock`` stays in it.
         wait: for a program that has it.
+        private: nobody but its owner can read what is made.
 
     Raises:
         OSError: it cannot be made or written; BlockingIOError: another program has it, and ``wait`` is false.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("ab") as lock:
+    make_folder(folder, private=private)
+    with open_file(folder / ".lock", "ab", private=private) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
 

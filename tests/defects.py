@@ -4585,7 +4585,7 @@ DEFECTS: list[Defect] = [
         "client_app/state.py",
         (
             "nodes that share a new state directory have two identities",
-            "        with locked(state_dir, wait=True):  #",
+            "        with locked(state_dir, wait=True, private=True):  #",
             "        with suppress():  #",
             "tests/test_state.py::test_nodes_that_make_the_identity_of_a_directory_at_once_have_the_same",
         ),
