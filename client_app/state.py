@@ -621,9 +621,7 @@ def _own_text(state_dir: Path, name: str) -> str:
             )
         if found := _kept_text(path):
             return found
-        with locked(
-            state_dir, wait=True, private=True
-        ):  # by one of the nodes that share it, and the others read that one
+        with locked(state_dir, wait=True, private=True):  # by one of those that share it; the others read that one
             if found := _kept_text(path):
                 return found
             if path.exists():
