@@ -27,9 +27,9 @@ def _memory() -> tuple[float, float]:
             for part in ("train", "test"):
                 np.savez(own / f"{part}.npz", x=rng.random((100, 8), dtype=np.float32), y=np.arange(100) % 10)
             node = deployment.node("a", "--data-dir", own, "--keep-warm", "0.25")
-            until(lambda: bool(below(node, "forkserver")), "no warm process")
+            until(lambda: bool(below(node.popen.pid, "forkserver")), "no warm process")
             waiting = _together(node)
-            until(lambda: not below(node, "forkserver"), "the warm process does not rest")
+            until(lambda: not below(node.popen.pid, "forkserver"), "the warm process does not rest")
             return _together(node), waiting
         finally:
             deployment.end()
@@ -37,7 +37,7 @@ def _memory() -> tuple[float, float]:
 
 def _together(node: Process) -> float:
     sizes = []
-    for pid in (node.popen.pid, *below(node, "")):
+    for pid in (node.popen.pid, *below(node.popen.pid, "")):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         sizes.append(next(int(line.split()[1]) for line in lines if line.startswith("Pss:")))
     return 1024 * sum(sizes) / 1e6

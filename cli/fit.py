@@ -21,12 +21,12 @@ def fit(file: Path, grids: tuple[str, ...], options: TableOptions) -> None:
     method is never run. Writes <name>-fit.md and .json after each run; another grid is added to what is there. A run
     that is done is not made again. Keys given with --set are part of each setting, like those of a grid.
     """
+    from cli.unused_keys import tell_unused
     from results.experiment import Experiment, selected
     from results.fit import Fit, baselines, failure, fit_stem
     from results.jobs import run_missing
     from results.measured import Records
     from results.sweep import combinations
-    from results.unused_keys import without_effect
 
     scale, runs = options.scale, options.runs()
     experiment = Experiment.read(file)
@@ -43,9 +43,7 @@ def fit(file: Path, grids: tuple[str, ...], options: TableOptions) -> None:
     missing = [(setting, place) for setting, place in planned if not records.kept(place.spec)]
     tell_kept(((records, place) for _, place in planned), options.results, runs)
     varied = dict.fromkeys(key for setting in combinations(grids, same) for key in setting)
-    configs = [runs.config(place.spec) for _, place in planned]
-    for line in [*without_effect(same, configs, "-c"), *without_effect(varied, configs, "--grid")]:
-        click.echo(f"floret: {line}", err=True)
+    tell_unused({"-c": same, "--grid": varied}, [runs.config(place.spec) for _, place in planned])
     jobs = [experiment.job(place, scale, runs.config(place.spec), setting) for setting, place in missing]
     failed = dict[str, str]()
 

@@ -83,11 +83,11 @@ def main() -> None:
     except click.ClickException as error:
         _fail(error.format_message(), 2)
     except OSError as error:
-        if error.errno in _OUTPUT and error.filename is None:
+        if error.filename is not None:
+            _fail(f"{error.filename}: {error.strerror}; name a place that is there and that you may write to", 2)
+        if error.errno in _OUTPUT:
             _fail(f"the output cannot be written ({error.strerror})", 2)
-        if error.filename is None:
-            raise
-        _fail(f"{error.filename}: {error.strerror}; name a place that is there and that you may write to", 2)
+        raise
     except click.Abort:
         _fail("interrupted", 130)
 

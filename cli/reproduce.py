@@ -23,11 +23,11 @@ def reproduce(files: tuple[Path, ...], report: bool, options: TableOptions) -> N
     --scale the name says so. With --results FOLDER they are written there, and the runs that they have already are not
     made again.
     """
+    from cli.unused_keys import tell_unused
     from results.experiment import Experiment, PlannedRun, selected
     from results.jobs import run_missing
     from results.measured import Records
     from results.tables import ExperimentResults, stem
-    from results.unused_keys import without_effect
 
     scale, runs = options.scale, options.runs()
     experiments = [Experiment.read(file) for file in files]
@@ -50,8 +50,7 @@ def reproduce(files: tuple[Path, ...], report: bool, options: TableOptions) -> N
         for place in table
     ]
     tell_kept(((known, place) for _, known, place in every), options.results, runs)
-    for line in without_effect(options.same(), [runs.config(place.spec) for *_, place in every], "-c"):
-        click.echo(f"floret: {line}", err=True)
+    tell_unused({"-c": options.same()}, [runs.config(place.spec) for *_, place in every])
     jobs = [
         experiment.job(place, scale, runs.config(place.spec))
         for experiment, known, place in every

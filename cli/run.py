@@ -2,10 +2,10 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
@@ -44,6 +44,7 @@ def run(engine: str, kernels: str, arguments: tuple[str, ...]) -> None:
         raise click.UsageError(
             f"--kernels {kernels}: the SuperLink's processes are running already; use --engine local"
         )
+    from cli.unused_keys import tell_unused
     from common import stream
     from common.extras import require
     from common.flower import check_connection
@@ -54,14 +55,15 @@ def run(engine: str, kernels: str, arguments: tuple[str, ...]) -> None:
 
     places, texts, rest = split_arguments(arguments)
     app = Path(places[0] if places else ".")
-    values = merged(default_config(app), parse_run_configs(texts))
+    given = parse_run_configs(texts)
+    values = merged(default_config(app), given)
     config, kind, parameters = read_config(values)
     superlink = places[1] if len(places) > 1 else ""
     check_connection(superlink)
     check_local_superlink(superlink)
     clients = simulated_clients(federation_configs(rest), superlink)
     check_both_halves(config, kind, parameters, clients)
-    tell_unused(texts, values)
+    tell_unused({"run config:": given}, [values])
     if clients is not None:
         require("ray", "simulation", "a simulation on this machine")
         trackers_of(config)  # refuses one whose package is not installed
@@ -89,7 +91,8 @@ def _run_here(arguments: tuple[str, ...], kernels: str) -> NoReturn:
         raise click.UsageError(
             f"--engine local takes the app's folder, --run-config and --federation-config, not {others[0]!r}"
         )
-    values = merged(default_config(app), parse_run_configs(texts))
+    given = parse_run_configs(texts)
+    values = merged(default_config(app), given)
     use_code_of(app, sys.argv[1:])
     from common.extras import require
     from common.imports import quick_imports
@@ -98,6 +101,7 @@ def _run_here(arguments: tuple[str, ...], kernels: str) -> NoReturn:
     require("jinja2", "server", "the report of a run")
     with DrawingProcess():
         with quick_imports():
+            from cli.unused_keys import tell_unused
             from common.forks import end
             from engine.plan import Plan
             from engine.supervisor import prepare
@@ -105,16 +109,8 @@ def _run_here(arguments: tuple[str, ...], kernels: str) -> NoReturn:
 
         plan = Plan.of(values, federation)
         prepare(plan)
-    tell_unused(texts, values)
+    tell_unused({"run config:": given}, [values])
     end(run_plan(plan))
-
-
-def tell_unused(texts: Sequence[str], values: Mapping[str, Any]) -> None:
-    """Say of each key of the run configs ``texts`` that the run with the run config ``values`` does not use it."""
-    from results.unused_keys import without_effect
-
-    for line in without_effect(parse_run_configs(texts), [values], "run config:"):
-        click.echo(f"floret: {line}", err=True)
 
 
 def use_code_of(app: Path, arguments: Sequence[str]) -> None:

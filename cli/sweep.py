@@ -44,13 +44,13 @@ def sweep(
     a sweep that was stopped is finished by the same command; a run that fails says so and the rest goes on. The results
     are printed and written to sweep.md, sweep.json and, with a plot, sweep.html.
     """
+    from cli.unused_keys import tell_unused
     from common.run_config import parse_run_configs
     from engine.checks import check_run
     from results.engines import engine_of
     from results.jobs import run_missing
     from results.runs import Runs
     from results.sweep import Sweep
-    from results.unused_keys import without_effect
     from server_app.settings import read_config
 
     runs = Runs(app, output, check_run, engine_of(engine, app, superlink, kernels, jobs))
@@ -58,10 +58,8 @@ def sweep(
     wanted = grid.jobs()
     for job in wanted:
         read_config(runs.config(job.spec))
-    configs = [runs.config(job.spec) for job in wanted]
-    same = parse_run_configs(run_configs)
-    for line in [*without_effect(same, configs, "-c"), *without_effect(grid.varied, configs, "--grid")]:
-        click.echo(f"floret: {line}", err=True)
+    given = {"-c": parse_run_configs(run_configs), "--grid": grid.varied}
+    tell_unused(given, [runs.config(job.spec) for job in wanted])
     failed = run_missing(runs, wanted, keep_models=keep_models)
     click.echo("\n" + grid.write(runs, output))
     if failed:

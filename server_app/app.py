@@ -99,7 +99,7 @@ def run(grid: Grid, context: Context) -> None:
         if simulated and (config.checkpoint_every or checkpoint) and not isinstance(grid, LocalGrid):
             session.directory = str(directory.clients)
         if simulated and checkpoint:
-            _bring_back(grid, directory, checkpoint, config, session.starts)
+            _bring_back(grid, directory, checkpoint, config, session)
         shape, classes = federation.input_shape, federation.num_classes
         strategy = build_strategy(config, kind, parameters, shape, classes, roster=federation.roster, session=session)
         if strategy.protection and config.privacy.by_server:
@@ -225,12 +225,11 @@ def _check_same_clients(before: Sequence[Client], now: Sequence[Client]) -> None
 
 
 def _bring_back(
-    grid: Grid, directory: RunDirectory, checkpoint: Checkpoint, config: RunConfig, starts: tuple[Start, ...]
+    grid: Grid, directory: RunDirectory, checkpoint: Checkpoint, config: RunConfig, session: Session
 ) -> None:
     """Give the clients of a simulation what they kept when ``checkpoint`` was written, by whichever engine."""
     if isinstance(grid, LocalGrid):
-        resumed = (*checkpoint.resumed, checkpoint.round)
-        grid.adopt(directory.clients, checkpoint.lineage, checkpoint.round, resumed, starts)
+        grid.adopt(directory.clients, session.lineage, session.checkpointed, session.resumed, session.starts)
         grid.restore(checkpoint.states)
         return
     # On Ray clients keep versions in files: the state becomes the newest one.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 BIN = Path(sys.executable).parent
 # Seconds that a test waits at most for what takes a few of them on an idle machine.
 PATIENCE = 400.0
-_GIVEN: set[int] = set()
+_PORTS_GIVEN: set[int] = set()
 # What a test made with Hypothesis takes depends on the machine, and each run of the tests has the same examples.
 settings.register_profile("floret", deadline=None, derandomize=True)
 settings.load_profile("floret")
@@ -73,8 +73,8 @@ def free_port() -> int:
         port = 20_000 + secrets.randbelow(12_000)  # below those that Linux gives, and above Ray's
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            if port not in _GIVEN:
-                _GIVEN.add(port)
+            if port not in _PORTS_GIVEN:
+                _PORTS_GIVEN.add(port)
                 return port
 
 

@@ -4432,7 +4432,7 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "evidence",
-        "results/unused_keys.py",
+        "cli/unused_keys.py",
         (
             "keys of other methods in a grid are not told",
             "not any(key in own_keys(config) for config in configs):",
@@ -4535,8 +4535,8 @@ DEFECTS: list[Defect] = [
         "common/privacy/accounting.py",
         (
             "epsilon is below 0",
-            "return max(0.0, float(get_privacy_spent(orders=_orders(whole), rdp=divergences, delta=delta)[0]))",
-            "return float(get_privacy_spent(orders=_orders(whole), rdp=divergences, delta=delta)[0])",
+            "return max(0.0, _epsilon_of(composed(releases), delta, accountant))",
+            "return _epsilon_of(composed(releases), delta, accountant)",
             "tests/test_privacy.py::test_what_delta_alone_allows_costs_nothing",
         ),
     ),

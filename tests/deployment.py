@@ -204,16 +204,16 @@ def commands(pids: list[int]) -> dict[int, str]:
     return {pid: table[pid] for pid in pids if pid in table}
 
 
-def below(process: Process, part: str) -> list[int]:
-    """Return the pids of the processes below ``process`` whose command has ``part``, parents first."""
-    return [pid for pid, command in commands(children(process.popen.pid)).items() if part in command]
+def below(above: int, part: str) -> list[int]:
+    """Return the pids of the processes below ``above`` whose command has ``part``, parents first."""
+    return [pid for pid, command in commands(children(above)).items() if part in command]
 
 
 def in_round(node: Process, server_round: int) -> None:
     """Return while the node is training in this round."""
     node.wait_for(rf"ROUND {server_round}\]\s+INFO :\s+Receiving: train.*\n.*Received successfully")
     # The warm process and the fork that has this message.
-    until(lambda: len(below(node, "forkserver")) == 2, "no fork of the warm process")
+    until(lambda: len(below(node.popen.pid, "forkserver")) == 2, "no fork of the warm process")
 
 
 def refused(deployment: Deployment) -> list[tuple[int, str, str]]:

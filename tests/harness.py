@@ -66,7 +66,7 @@ def copy_app(app: Path) -> Path:
     """
 
     def beside(folder: str, names: list[str]) -> list[str]:
-        # Locks of git, and what else of it that another test's process is writing, are gone before they are copied.
+        # A lock of git that another process has just now is gone before it is copied.
         hidden = (name for name in names if name.startswith(".") and name != ".git")
         return [*hidden, *(name for name in names if name == "__pycache__" or name.endswith(".lock"))]
 

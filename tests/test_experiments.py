@@ -23,6 +23,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from cli.main import floret
+from cli.unused_keys import without_effect
 from common.config import own_keys
 from common.errors import ConfigError, FloretError
 from common.registry import load_class
@@ -40,7 +41,6 @@ from results.measured import GLOBAL_MODEL, READINGS, Accuracies, MeasuredRun, Re
 from results.runs import Runs, RunSpec
 from results.sweep import Sweep
 from results.tables import ExperimentResults, environment_notes
-from results.unused_keys import without_effect
 from server_app.settings import read_config
 from strategies import METHODS
 from strategies.core import FloretStrategy

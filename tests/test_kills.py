@@ -39,11 +39,11 @@ def test_the_warm_process_killed_in_mid_training(deployment: Deployment) -> None
     a, b = deployment.nodes(2)
     run = deployment.run(rounds=3, **LONG)
     in_round(a, 2)
-    _, fork = below(a, "forkserver")
+    _, fork = below(a.popen.pid, "forkserver")
     os.kill(fork, signal.SIGKILL)
     a.wait_for(r"The client process did not answer: it was killed by signal 9")
     in_round(b, 3)
-    for pid in below(b, "forkserver"):  # the warm process, then its fork
+    for pid in below(b.popen.pid, "forkserver"):  # the warm process, then its fork
         os.kill(pid, signal.SIGKILL)
     finish(run)
     assert trained(deployment) == [["a", "b"]] * 3
@@ -56,7 +56,7 @@ def test_a_call_right_after_the_warm_process_was_killed() -> None:
     warm = Warm(datasets=False)
     for _ in range(2):
         assert warm.call("check", [], ("", "cpu", ""), 60, lambda: True) == b""
-        (pid,) = (pid for pid, command in commands(children(os.getpid())).items() if "forkserver" in command)
+        (pid,) = below(os.getpid(), "forkserver")
         os.kill(pid, signal.SIGKILL)
         # Not waited for: the next call meets a process that is about to be gone.
 
@@ -64,7 +64,7 @@ def test_a_call_right_after_the_warm_process_was_killed() -> None:
 @pytest.mark.thorough
 def test_a_warm_process_rests_until_the_next_call() -> None:
     def warm_processes() -> list[int]:
-        return [pid for pid, command in commands(children(os.getpid())).items() if "forkserver" in command]
+        return below(os.getpid(), "forkserver")
 
     warm = Warm(datasets=False)
     warm.rest()  # there is none
@@ -103,11 +103,8 @@ def test_an_interrupt_while_the_warm_process_is_imported_ends_in_silence() -> No
     )
 
     def imports_pytorch() -> bool:
-        maps = (Path(f"/proc/{pid}/maps") for pid in below_of(node.pid))
+        maps = (Path(f"/proc/{pid}/maps") for pid in below(node.pid, "forkserver"))
         return any(file.exists() and "libtorch" in file.read_text() for file in maps)
-
-    def below_of(pid: int) -> list[int]:
-        return [child for child, command in commands(children(pid)).items() if "forkserver" in command]
 
     until(imports_pytorch, "no warm process")
     os.killpg(node.pid, signal.SIGINT)  # as a terminal does
@@ -161,7 +158,7 @@ def test_the_server_app_killed_and_the_run_resumed(deployment: Deployment) -> No
     a, _ = deployment.nodes(2)
     deployment.run(rounds=4, **LONG)
     in_round(a, 3)
-    (server_app,) = below(deployment.superlink, "flwr-serverapp")
+    (server_app,) = below(deployment.superlink.popen.pid, "flwr-serverapp")
     os.kill(server_app, signal.SIGKILL)
     until(lambda: not commands([server_app]), "the ServerApp is still there")
     assert deployment.rounds_kept("a")[-1] in (2, 3)

@@ -57,7 +57,8 @@ def epsilon_of(releases: Iterable[Release], delta: float, accountant: str = "rdp
         FloretError: the extra ``privacy`` is not installed.
         ConfigError: ``"prv"`` would need more memory than it may have.
     """
-    return _epsilon_of(composed(releases), delta, accountant)
+    # An accountant may say less than 0 where delta alone is more than it takes.
+    return max(0.0, _epsilon_of(composed(releases), delta, accountant))
 
 
 def epsilon_of_example(examples: Sequence[Release], clients: Sequence[Release], delta: float) -> float:
@@ -133,12 +134,11 @@ def _epsilon_of(releases: Sequence[Release], delta: float, accountant: str) -> f
         if accountant == "prv":
             made = PRVAccountant()
             made.history = [tuple(release) for release in releases]
-            return max(0.0, float(made.get_epsilon(delta, eps_error=_PRV_ERROR, delta_error=delta * _PRV_DELTA_ERROR)))
+            return float(made.get_epsilon(delta, eps_error=_PRV_ERROR, delta_error=delta * _PRV_DELTA_ERROR))
         # Near one half the series of a fractional order hardly converges; an order less is a bound all the same.
         whole = any(0.45 < release.rate < 0.55 for release in releases)
         divergences = sum(_divergences(release.noise, release.rate, whole) * release.steps for release in releases)
-        # Below 0 where delta alone is more than it takes.
-        return max(0.0, float(get_privacy_spent(orders=_orders(whole), rdp=divergences, delta=delta)[0]))
+        return float(get_privacy_spent(orders=_orders(whole), rdp=divergences, delta=delta)[0])
 
 
 def _orders(whole: bool) -> list[float]:

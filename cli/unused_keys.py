@@ -1,7 +1,9 @@
-"""Keys that were given and that no run uses."""
+"""Keys that a user gave and that no run uses; imported when a command runs, for it imports PyTorch."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import click
 
 from common.config import own_keys
 from data.partition import BY_ALPHA, BY_CLASSES
@@ -15,8 +17,20 @@ _USED_BY = {
 }
 
 
-def without_effect(keys: Iterable[str], configs: Sequence[Mapping[str, Any]], given: str) -> list[str]:
-    """Return a line for each of ``keys`` that no run with these whole run configs uses; ``given`` says where it was."""
+def tell_unused(given: Mapping[str, Iterable[str]], configs: Sequence[Mapping[str, Any]]) -> None:
+    """Print a line for each key that no run with these whole run configs uses.
+
+    Args:
+        given: keys by where they were given, such as ``--grid``.
+        configs: of all runs.
+    """
+    for place, keys in given.items():
+        for line in without_effect(keys, configs, place):
+            click.echo(f"floret: {line}", err=True)
+
+
+def without_effect(keys: Iterable[str], configs: Sequence[Mapping[str, Any]], place: str) -> list[str]:
+    """Return a line for each of ``keys`` that no run uses; ``place`` says where they were given."""
     found = []
     for key in keys:
         other, values = _USED_BY.get(key, ("", ()))
@@ -25,5 +39,5 @@ def without_effect(keys: Iterable[str], configs: Sequence[Mapping[str, Any]], gi
         elif key != "privacy.unit" and not any(key in own_keys(config) for config in configs):
             other, values = "method", (key.partition(".")[0],)
         if other and not any(config[other] in values for config in configs):
-            found.append(f"{given} {key} changes nothing: it needs {other} = {' or '.join(map(repr, values))}")
+            found.append(f"{place} {key} changes nothing: it needs {other} = {' or '.join(map(repr, values))}")
     return found
