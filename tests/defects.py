@@ -4455,8 +4455,8 @@ DEFECTS: list[Defect] = [
         "cli/run.py",
         (
             "floret run says nothing of keys that change nothing",
-            'without_effect(parse_run_configs(texts), [values], "run config:")',
-            'without_effect((), [values], "run config:")',
+            '    tell_unused({"run config:": given}, [values])\n    if clients',
+            "    if clients",
             "tests/test_simulation.py::test_floret_run_with_its_log_tells_that_the_run_failed",
         ),
     ),
@@ -4465,8 +4465,8 @@ DEFECTS: list[Defect] = [
         "cli/sweep.py",
         (
             "a sweep says nothing of keys of every run that change nothing",
-            '[*without_effect(same, configs, "-c"), *without_effect(grid.varied, configs, "--grid")]',
-            'without_effect(grid.varied, configs, "--grid")',
+            'given = {"-c": parse_run_configs(run_configs), "--grid": grid.varied}',
+            'given = {"--grid": grid.varied}',
             "tests/test_experiments.py::test_a_sweep_says_what_of_its_grid_changes_nothing",
         ),
     ),
