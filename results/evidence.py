@@ -16,24 +16,28 @@ from common.run_config import default_config
 from results.evidence_chart import Group, Line, picture
 from results.experiment import Claim, Experiment, Verdict, shared_means
 from results.measured import MeasuredRun, loaded
+from results.ranking import half_interval
 from results.tables import ExperimentResults, number, other_keys
 
 BEGIN = "<!-- Written by `floret evidence`, as far as the comment below; change the results, not this. -->"
 END = "<!-- End of what `floret evidence` writes. -->"
 PAGE, PICTURE, CLAIMS = "README.md", "evidence.svg", "claims.md"
-# Of an outcome: the claim holds with one seed and not with another; or against some rivals, and others were not run.
-UNDECIDED, SO_FAR = "undecided", "held so far"
+# What an outcome counts as. Undecided: with one seed the claim holds, with another it does not. Held so far: against
+# some rivals, and others were not run. Mixed: in some columns it holds, in others it does not.
+HELD, SO_FAR, NOT_HELD, UNDECIDED, MIXED = "held", "held so far", "not held", "undecided", "mixed"
 # What follows a table's name in that of a file: its scale, and what else tells it from others.
 _REST = re.compile(r"(?:-scale(\d+(?:\.\d+)?(?:e-\d+)?))?(?:-(.+))?")
 _NOTE = """\
 *Reported* and *ours* are margins in points: the row that the claim sets higher, above the best of its rivals that we
 ran, in the paper's numbers and in ours; the least and the greatest where there are several columns. With several seeds
-ours is that of the means over the seeds that both rows have, in brackets over those seeds. *Held* asks for what the
-claim asks, which may be a least margin; in bold: at full size. *Held so far*: against the rivals that we ran, while
-others of the claim were not run. A scaled-down run has that part of the paper's rounds and samples: it shows whether an
-ordering is there at that size, and is listed where no full-size run judges the claim. A name after the scale says that
-the runs have other keys than the table's; they are not counted above. *Mixed*: held in some columns, or at one of two
-scales. *Undecided*: held with one seed of a column and not with another."""
+ours is that of the means over the seeds that both rows have, in brackets over those seeds; with three or more, ± is
+half of the 95 % interval (a paired t test), which takes in 0 where seeds do not tell the rows apart. *Held* asks for
+what the claim asks, to a hundredth, which may be a least margin (*above, by less*); in bold: at full size. *Held so
+far*: against the rivals that we ran, while others of the claim were not run. A scaled-down run has that part of the
+paper's rounds and samples: it shows whether an ordering is there at that size, and is listed where no full-size run
+judges the claim. A name after the scale says that the runs have other keys than the table's; they are not counted
+above. *Mixed*: held in some columns, or at one of two scales. *Undecided*: held with one seed of a column and not with
+another, and refuted in no other column."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Margin:
         reported: in the paper's numbers; None where it prints none.
         ours: the least over rivals, of the means over the seeds that row and rival both have.
         span: the least and the greatest over those seeds, above the same rival; None for a single seed.
+        error: half of the 95 % interval that those seeds give, paired; None for fewer than three.
         rivals: how many were run.
         seeds: how many seeds the row shares with a rival, the least and the greatest number.
     """
@@ -53,6 +58,7 @@ class Margin:
     reported: float | None
     ours: float
     span: tuple[float, float] | None
+    error: float | None
     rivals: int
     seeds: tuple[int, int]
 
@@ -131,6 +137,7 @@ class TableResult:
             None if paper is None or not printed else paper - max(printed),
             found[nearest][0] - found[nearest][1],
             (min(leads), max(leads)) if len(leads) > 1 else None,
+            half_interval(leads) if len(leads) > 2 else None,
             len(found),
             (min(counts), max(counts)),
         )
@@ -170,6 +177,17 @@ class Finding:
     margins: tuple[Margin, ...]
 
     @property
+    def kind(self) -> str:
+        """What the outcome counts as."""
+        undecided = set(self.verdict.divided)
+        held, refuted = set(self.verdict.held) - undecided, self.verdict.broken.keys() - undecided
+        if refuted:
+            return MIXED if held else NOT_HELD
+        if undecided:
+            return UNDECIDED
+        return SO_FAR if self.verdict.unfinished else HELD
+
+    @property
     def outcome(self) -> str:
         """Whether the claim holds."""
         undecided, measured = self.verdict.divided, self.verdict.measured
@@ -179,8 +197,11 @@ class Finding:
         so_far = len(held & self.verdict.unfinished.keys())
         if so_far and len(held) == measured:
             return SO_FAR
-        counts = {"held": len(held) - so_far, SO_FAR: so_far, UNDECIDED: len(undecided)}
-        found = {outcome: count for outcome, count in counts.items() if count} or {"not held": measured}
+        counts = {HELD: len(held) - so_far, SO_FAR: so_far, UNDECIDED: len(undecided)}
+        found = {outcome: count for outcome, count in counts.items() if count}
+        if not found:
+            above = self.claim.by > 0 and all(margin.ours > 0 for margin in self.margins)
+            return NOT_HELD + ": above, by less" * above
         if list(found.values()) == [measured]:
             return next(iter(found))
         return ", ".join(f"{outcome} in {count}" for outcome, count in found.items()) + f" of {measured} columns"
@@ -257,7 +278,7 @@ class Evidence:
         for finding in self.findings():
             if not finding.result.variant:
                 key = finding.result.experiment.stem, finding.claim
-                outcomes[finding.result.at_full_size].setdefault(key, set()).add(finding.outcome)
+                outcomes[finding.result.at_full_size].setdefault(key, set()).add(finding.kind)
         return (
             f"Of {len(self.experiments)} tables of {papers} papers, {len(run)} have runs, {len(full)} of them at full "
             f"size. Of {claims} claims, at full size {_counted(outcomes[True].values())}; scaled down "
@@ -279,7 +300,7 @@ class Evidence:
             outcomes: dict[tuple[str, Claim], set[str]] = {}
             for finding in findings:
                 if finding.result.experiment in tables:
-                    outcomes.setdefault((finding.result.experiment.stem, finding.claim), set()).add(finding.outcome)
+                    outcomes.setdefault((finding.result.experiment.stem, finding.claim), set()).add(finding.kind)
             counts = _outcomes(outcomes.values())
             said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count) or "none judged"
             judged = f"{said}, of {sum(len(table.claims) for table in tables)}"
@@ -413,15 +434,15 @@ def _counted(outcomes: Iterable[set[str]]) -> str:
 def _outcomes(outcomes: Iterable[set[str]]) -> dict[str, int]:
     """Return how many claims have which outcome, of their outcomes in each file of results.
 
-    Those are undecided in which seeds differ somewhere, mixed that hold in some columns or at one of two scales, and
-    held so far that hold, but somewhere not yet against all rivals.
+    Those are undecided in which seeds differ somewhere and that hold nowhere else in some columns only, mixed that
+    hold in some columns or at one of two scales, and held so far that hold, but somewhere not yet against all rivals.
     """
     found = list(outcomes)
-    held, broken = found.count({"held"}), found.count({"not held"})
-    so_far = sum(SO_FAR in outcomes and outcomes <= {"held", SO_FAR} for outcomes in found)
-    undecided = sum(any(UNDECIDED in outcome for outcome in outcomes) for outcomes in found)
+    held, broken = found.count({HELD}), found.count({NOT_HELD})
+    so_far = sum(SO_FAR in outcomes and outcomes <= {HELD, SO_FAR} for outcomes in found)
+    undecided = sum(UNDECIDED in outcomes and MIXED not in outcomes for outcomes in found)
     mixed = len(found) - held - so_far - broken - undecided
-    return {"held": held, SO_FAR: so_far, "not held": broken, UNDECIDED: undecided, "mixed": mixed}
+    return {HELD: held, SO_FAR: so_far, NOT_HELD: broken, UNDECIDED: undecided, MIXED: mixed}
 
 
 def _claims(experiment: Experiment) -> str:
@@ -433,8 +454,9 @@ def _claims(experiment: Experiment) -> str:
 
 def _ours(margins: Sequence[Margin]) -> str:
     if len(margins) == 1 and margins[0].span:
-        low, high = margins[0].span
-        return f"{number(margins[0].ours, '+.2f')} ({low:+.2f} to {high:+.2f})"
+        (low, high), error = margins[0].span, margins[0].error
+        within = "" if error is None else f" ±{error:.2f}"
+        return f"{number(margins[0].ours, '+.2f')}{within} ({low:+.2f} to {high:+.2f})"
     return _span([margin.ours for margin in margins])
 
 

@@ -374,8 +374,8 @@ def _rivals_above(claim: Claim, cells: Mapping[str, Mapping[int, float]]) -> dic
     found = {row: means for row in claim.than if (means := shared_means(cells[claim.higher], cells[row]))}
     if not found:
         return None
-    # Rounded, because 79.77 - 75.59 is below 4.18 in binary.
-    leads = {row: round(ours - theirs, 6) for row, (ours, theirs) in found.items()}
+    # To the hundredths that papers print: a lead of 0.179 is the 0.18 that one claims.
+    leads = {row: round(ours - theirs, 2) for row, (ours, theirs) in found.items()}
     return {row: found[row] for row, lead in leads.items() if lead < claim.by or lead == claim.by == 0}
 
 

@@ -126,8 +126,12 @@ def beyond_noise(one: Sequence[float], other: Sequence[float]) -> int:
     """
     differences = [a - b for a, b in zip(one, other, strict=True)]
     middle = mean(differences)
-    bound = t95(len(differences) - 1) * stdev(differences) / math.sqrt(len(differences))
-    return 0 if abs(middle) <= bound else int(math.copysign(1, middle))
+    return 0 if abs(middle) <= half_interval(differences) else int(math.copysign(1, middle))
+
+
+def half_interval(values: Sequence[float]) -> float:
+    """Return half the width of the 95 % interval of the mean of two values or more, by Student's t."""
+    return t95(len(values) - 1) * stdev(values) / math.sqrt(len(values))
 
 
 def t95(freedom: int) -> float:

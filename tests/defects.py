@@ -2731,8 +2731,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "a claim held at one scale and broken at another is held",
-            'found.count({"held"}), found.count({"not held"})',
-            'sum("held" in outcomes for outcomes in found), found.count({"not held"})',
+            "found.count({HELD}), found.count({NOT_HELD})",
+            "sum(HELD in outcomes for outcomes in found), found.count({NOT_HELD})",
             f"{EVIDENCE} tests/test_docs.py",
         ),
         (
@@ -4618,6 +4618,46 @@ DEFECTS: list[Defect] = [
             "        with suppress(OSError):  # the file was closed meanwhile\n            yield str(entry.readlink())",
             "        yield str(entry.readlink())",
             "tests/test_local_superlink.py::test_a_file_that_is_closed_while_they_are_read_hides_no_other",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/evidence.py",
+        (
+            "a claim that a column refutes is undecided where seeds differ in another",
+            "        if refuted:\n            return MIXED if held else NOT_HELD\n",
+            "        if refuted and not undecided:\n            return MIXED if held else NOT_HELD\n",
+            "tests/test_evidence.py::test_a_claim_that_a_column_refutes_is_not_undecided",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/evidence.py",
+        (
+            "a lead that is smaller than claimed is told as none",
+            "above = self.claim.by > 0 and all(",
+            "above = False and all(",
+            "tests/test_evidence.py::test_a_margin_is_judged_to_a_hundredth_and_one_above_by_less_is_said",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/experiment.py",
+        (
+            "a lead is judged to more digits than papers print",
+            "round(ours - theirs, 2)",
+            "round(ours - theirs, 6)",
+            "tests/test_evidence.py::test_a_margin_is_judged_to_a_hundredth_and_one_above_by_less_is_said",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/ranking.py",
+        (
+            "the interval is that of one value, not of the mean",
+            "stdev(values) / math.sqrt(len(values))",
+            "stdev(values)",
+            "tests/test_evidence.py::test_three_seeds_give_an_interval",
         ),
     ),
 ]

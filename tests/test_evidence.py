@@ -81,7 +81,7 @@ def write(
 ) -> Path:
     """Write a file of results of the table ``small`` as ``floret reproduce`` does, runs with ``keys``; return it."""
     experiment = Experiment.read(folder / "tables" / "small.yaml")
-    every = experiment.planned_runs([0, 1], scale, Data("", {}, False), "", keys or {})
+    every = experiment.planned_runs([0, 1, 2], scale, Data("", {}, False), "", keys or {})
     planned = [one for one in every if one.seed < len(cells.get((one.row, one.column), []))]
     runs = {one.key: measured(one, cells[one.row, one.column][one.seed], experiment.when(one.row)) for one in planned}
     results = ExperimentResults(experiment, scale, runs, tuple(planned), {})
@@ -140,6 +140,34 @@ def test_a_claim_needs_its_least_margin(tmp_path: Path) -> None:
         "+2.50 (+1.00 to +4.00)",
         f"**{UNDECIDED.replace('held', 'not held')}**",
     ]
+
+
+def test_three_seeds_give_an_interval(tmp_path: Path) -> None:
+    place = tables(tmp_path)
+    write(tmp_path, {("Base", "A"): [0.5, 0.5, 0.5], ("Mine", "A"): [0.54, 0.55, 0.57]})
+    # Leads 4, 5 and 7: mean 5.333, standard deviation 1.5275; 4.303 * 1.5275 / sqrt(3) = 3.795.
+    assert rows(Evidence.read(tmp_path, place, ROOT))[1][4] == "+5.33 ±3.79 (+4.00 to +7.00)"
+
+
+def test_a_margin_is_judged_to_a_hundredth_and_one_above_by_less_is_said(tmp_path: Path) -> None:
+    place = tables(tmp_path)
+    for value, outcome in (
+        (0.52996, "**held**"),
+        (0.52994, "**not held: above, by less**"),
+        (0.5, "**not held**"),
+        (0.49, "**not held**"),
+    ):
+        write(tmp_path, {("Base", "A"): [0.5], ("Mine", "A"): [value]})
+        assert rows(Evidence.read(tmp_path, place, ROOT))[1][5] == outcome
+
+
+def test_a_claim_that_a_column_refutes_is_not_undecided(tmp_path: Path) -> None:
+    place = tables(tmp_path)
+    # A is held with one seed of two, B with none.
+    write(tmp_path, CELLS | {("Mine", "A"): [0.51, 0.56], ("Mine", "B"): [0.5, 0.5]})
+    evidence = Evidence.read(tmp_path, place, ROOT)
+    assert rows(evidence)[0][5] == "**undecided in 1 of 2 columns**"
+    assert "2 are judged (0 held, 0 held so far, 2 not held, 0 undecided, 0 mixed);" in evidence.summary()
 
 
 def test_of_several_columns_some_are_undecided(tmp_path: Path) -> None:
