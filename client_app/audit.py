@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 
 from common.durable import DamagedError, make_folder, open_file, read_manifest, write_manifest
 from common.errors import FloretError
-from common.wire import find_record, norm_of, payload_bytes
+from common.wire import bytes_of, find_record, norm_of, payload_bytes
 
 log = logging.getLogger("flwr")
 
@@ -64,7 +64,7 @@ class Audit:
             "round": server_round if type(server_round) is int else None,
             **about,
             "tensors": [
-                {"name": name, "shape": list(array.shape), "bytes": len(array.data), "norm": norm_of(array)}
+                {"name": name, "shape": list(array.shape), "bytes": bytes_of(array), "norm": norm_of(array)}
                 for record in arrays.values()
                 for name, array in record.items()
             ],

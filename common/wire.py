@@ -181,11 +181,13 @@ def check_finite(name: str, array: np.ndarray) -> None:
 
 
 def payload_bytes(record: ArrayRecord) -> int:
-    """Return the bytes of all tensors in a record as they travel, without names and headers; of one whose header says
-    that it is longer than all of it, none.
-    """
-    headers = ((array, _after_header(array) if array.stype == DENSE else 0) for array in record.values())
-    return sum(max(len(array.data) - header, 0) for array, header in headers)
+    """Return the bytes of all tensors in a record as they travel, without names and headers."""
+    return sum(map(bytes_of, record.values()))
+
+
+def bytes_of(array: Array) -> int:
+    """Return the bytes of a tensor as it travels, without its header; none if that says it is longer than all of it."""
+    return max(len(array.data) - (_after_header(array) if array.stype == DENSE else 0), 0)
 
 
 def unpacked_bytes(record: ArrayRecord) -> int:

@@ -1,5 +1,7 @@
 """Local: every client trains alone; the baseline that a federation has to beat."""
 
+from common.config import RunConfig
+from common.errors import ConfigError
 from strategies.core import FloretStrategy
 
 
@@ -7,3 +9,15 @@ class Local(FloretStrategy):
     """Sends and receives nothing but the round's number."""
 
     shares = "nothing"
+
+    @classmethod
+    def check_protects(cls, config: RunConfig) -> None:
+        """Check that there is no ``privacy.unit``: it would be the name of a promise about nothing.
+
+        Raises:
+            ConfigError: there is.
+        """
+        if config.privacy.on:
+            raise ConfigError(
+                f"privacy.unit = {config.privacy.unit!r}: {config.method} sends nothing of the data; leave it out"
+            )

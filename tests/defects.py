@@ -2771,7 +2771,7 @@ DEFECTS: list[Defect] = [
             EXPERIMENTS,
         ),
         ("a claim's least margin is ignored", "if lead < claim.by or", "if lead < 0 or", EXPERIMENTS),
-        ("a lead is compared in binary", "round(ours - theirs, 6)", "ours - theirs", EXPERIMENTS),
+        ("a lead is compared in binary", "round(ours - theirs, 2)", "ours - theirs", EXPERIMENTS),
         (
             "a rival that leads with each seed leaves a claim undecided",
             "    return not any(\n        all(row in above",
@@ -4658,6 +4658,26 @@ DEFECTS: list[Defect] = [
             "stdev(values) / math.sqrt(len(values))",
             "stdev(values)",
             "tests/test_evidence.py::test_three_seeds_give_an_interval",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/audit.py",
+        (
+            "the audit file counts the headers of tensors",
+            '"bytes": bytes_of(array), "norm"',
+            '"bytes": len(array.data), "norm"',
+            "tests/test_policy.py::test_the_audit_file_has_what_left",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "strategies/local.py",
+        (
+            "a method that sends nothing takes a unit of privacy",
+            "if config.privacy.on:",
+            "if False:",
+            "tests/test_privacy.py::test_a_mistake_is_one_line",
         ),
     ),
 ]

@@ -693,6 +693,7 @@ def test_the_audit_file_has_what_left(tmp_path: Path) -> None:
     assert [tensor["name"] for tensor in trained["tensors"]] == list(sent)
     for tensor in trained["tensors"]:
         assert tensor["shape"] == list(sent[tensor["name"]].shape)
+        assert tensor["bytes"] == sent[tensor["name"]].nbytes
         assert tensor["norm"] == pytest.approx(np.linalg.norm(sent[tensor["name"]]), rel=1e-5)
     assert trained["bytes"] == sum(array.nbytes for array in sent.values())
     assert trained["records"]["metrics"] == metrics_of(reply)

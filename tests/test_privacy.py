@@ -1145,6 +1145,7 @@ def test_a_resumed_run_goes_on_from_what_its_clients_have_spent(tmp_path: Path) 
         ({**CLIENT, "privacy__noise": math.inf}, "privacy.noise = inf: must be at least 0 and at most 10000"),
         ({**EXAMPLE, "privacy__delta": 0.0}, "privacy.delta = 0.0: must be above 0"),
         ({**EXAMPLE, "method": "fedproto"}, "privacy.unit = 'example': fedproto sends what has no mechanism for it"),
+        ({**EXAMPLE, "method": "local"}, "privacy.unit = 'example': local sends nothing of the data; leave it out"),
         ({**CLIENT, "aggregation": "median"}, "aggregation = 'median': with privacy.unit = 'client' only the mean has"),
         ({**EXAMPLE, "precision": "bfloat16"}, "precision = 'bfloat16': privacy.unit = 'example' clips gradients"),
         (
