@@ -113,6 +113,12 @@ def node_is_gone(message: Message) -> bool:
     return message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE
 
 
+def is_over(message: Message) -> bool:
+    """Return whether ``message`` is Flower's error for one that it holds no longer, since its time is over."""
+    gone = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+    return message.has_error() and message.error.code in gone
+
+
 class Unpacked:
     """What a message takes in memory, from its parts, before it is made of them.
 

@@ -4680,6 +4680,16 @@ DEFECTS: list[Defect] = [
             "tests/test_privacy.py::test_a_mistake_is_one_line",
         ),
     ),
+    *_of(
+        "server",
+        "strategies/core/replies.py",
+        (
+            "a client that answered too late is told in Flower's words",
+            "    if is_over(message):\n",
+            "    if False:\n",
+            "tests/test_replies.py::test_a_message_that_flower_holds_no_longer_is_no_answer",
+        ),
+    ),
 ]
 
 

@@ -32,7 +32,15 @@ from common.tensors import Free, TensorSpec
 from server_app.delivery import Delivery, bound_of
 from server_app.federation import LARGEST_MODEL, Federation
 from strategies.core import Client, RefusedError, send_and_receive
-from strategies.core.replies import MOST_CLASSES, MOST_NOTES, Description, EvaluateReply, PlanAnswer, TrainReply
+from strategies.core.replies import (
+    MOST_CLASSES,
+    MOST_NOTES,
+    Description,
+    EvaluateReply,
+    PlanAnswer,
+    TrainReply,
+    opened,
+)
 from strategies.ua_pdfl import PeerRequest
 from tests.fuzz_replies import CASES, Answers, _joining, description, metrics, put, reply_of, strategy_of, train_content
 from tests.harness import federate
@@ -177,6 +185,16 @@ DESCRIBE: list[tuple[Spoil, str]] = [
     (said("input-type", "float64"), "client 25: input-type is 'float64', not uint8, float32, int32"),
     (said("input-type", ["uint8"]), "client 26: input-type is a list of length 1, not uint8, float32, int32"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("code", "line"), [(3, "no answer in time"), (4, "no answer in time"), (5, "Error: gone"), (2, "Error: gone")]
+)
+def test_a_message_that_flower_holds_no_longer_is_no_answer(code: int, line: str) -> None:
+    # 3 and 4: Flower's MESSAGE_UNAVAILABLE and REPLY_MESSAGE_UNAVAILABLE.
+    message = Message(Error(code, "Error: gone"), reply_to=Message(RecordDict(), 1, "query.describe"))
+    with pytest.raises(RefusedError, match=f"^{line}$"):
+        opened(message)
 
 
 def test_whoever_describes_itself_wrongly_does_not_join(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -20,7 +20,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from common.accuracies import EXACT, TELLING
 from common.config import folder_name
 from common.errors import FloretError, printable
-from common.flower import UNREADABLE
+from common.flower import UNREADABLE, is_over
 from common.privacy.accounting import LARGEST_EPSILON
 from common.proof import PROOF, check
 from common.tensors import NamedArrays, Specs
@@ -301,6 +301,8 @@ def opened(message: Message) -> RecordDict:
     Raises:
         RefusedError: the client failed, or the message is empty.
     """
+    if is_over(message):
+        raise RefusedError("no answer in time")
     if message.has_error():
         raise RefusedError(message.error.reason or f"an error, code {message.error.code}, without a reason")
     if not message.has_content():
