@@ -22,7 +22,7 @@ from cli.state import state
 from cli.sweep import sweep
 from cli.verify import verify
 from cli.watch import watch
-from common.errors import FloretError
+from common.errors import FloretError, printable
 
 
 def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -93,7 +93,8 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    click.echo(f"floret: {message}", err=True)
+    # What a file of somebody else is called, and what it has, is in it.
+    click.echo(f"floret: {printable(message, 100_000)}", err=True)
     sys.exit(code)
 
 

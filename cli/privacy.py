@@ -22,7 +22,7 @@ def privacy(client_name: str | None, state_dir: Path | None, delta: float, lines
     protect it. Runs without privacy have none: of clients that took part in one this is said.
     """
     from client_app.inventory import check_state_dir
-    from common.errors import FloretError
+    from common.errors import FloretError, printable
     from common.privacy.ledger import FOLDER, UNPROTECTED, Ledger, spent_by_client, spent_by_example
 
     states = states_folder(state_dir)
@@ -51,10 +51,11 @@ def privacy(client_name: str | None, state_dir: Path | None, delta: float, lines
         if lines:
             for line in found:
                 by = "server" if line.by_server else "node"
-                click.echo(
-                    f"  run {line.run} attempt {line.attempt} round {line.round}, federation {line.federation}, "
+                said = (
+                    f"run {line.run} attempt {line.attempt} round {line.round}, federation {line.federation}, "
                     f"{line.method}: {line.unit}, noise {line.noise:.4g} by the {by}, rate {line.rate:.4g}, "
                     f"{line.steps} steps"
                 )
+                click.echo(f"  {printable(said)}")
     if client_name is None and len(names) > 1:
         click.echo("What clients with the same data have spent adds up.")

@@ -8,7 +8,7 @@ import click
 
 from cli.paths import NamedPath
 from cli.ranges import WholeRange
-from common.errors import FloretError
+from common.errors import FloretError, printable
 from common.home import states_folder
 
 
@@ -45,7 +45,7 @@ def list_versions(state_dir: Path | None, federation: str | None, method: str | 
         for entry in entries(shelf):
             version = entry.version
             when = f"{datetime.fromtimestamp(entry.written):%Y-%m-%d %H:%M:%S}" if entry.written else "?"
-            said = (version.lineage, str(version.round)) if version else ("?", "?")
+            said = (printable(version.lineage, 40), str(version.round)) if version else ("?", "?")
             size = str(version.size) if version else "?"
             condition = entry.wrong or ("intact, in use" if entry.used else "intact")
             where = (shelf.federation, shelf.method, shelf.client)

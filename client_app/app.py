@@ -19,13 +19,13 @@ from client_app.client import MEMORY, MODEL, ClientSetting, FloretClient, Reside
 from client_app.keeping import Quota
 from client_app.node_config import names_partition, partition_of
 from client_app.policy import Outgoing, Policy, PolicyError
-from client_app.protection import Budget, account_on_node, pay_in_advance, within
+from client_app.protection import Budget, account_on_node, owes_in_advance, pay_in_advance, within
 from client_app.runtime import device_of, enter_app_folder, use_threads
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext, Store, identity, own_seed
 from common.accuracies import EXACT
 from common.config import RunConfig, one_of, read_keys
 from common.durable import write_whole
-from common.errors import ConfigError, DataError, FloretError, one_line
+from common.errors import ConfigError, DataError, FloretError, one_line, printable
 from common.filters import ClientFilters
 from common.home import states_folder
 from common.names import without_prefix
@@ -261,7 +261,7 @@ class Request:
                     f"the server's message has head-layers = {said!r:.40}; with this model and method it must be "
                     f"{found.head_layers}"
                 )
-            policy.check_day(Audit(self.state_dir, self.name).count_round())
+            self._count_round(policy)
         if self.has_own_data and not self.protects:
             # Also when it joins: it says how many examples it has.
             note_unprotected(self.state_dir, self.name)
@@ -276,7 +276,13 @@ class Request:
         """
         if self.ledger and drawn_in_secret(self.config.privacy):
             RoundContext.of({**self.scalars, "round": 0}, self.config, over=True)  # refuses what is none of Floret's
-            pay_in_advance(self.config, account_on_node(*self.ledger, self.config, self.scalars, 0))
+            account = account_on_node(*self.ledger, self.config, self.scalars, 0)
+            if self.policy and owes_in_advance(self.config, account):
+                self._count_round(self.policy)
+            pay_in_advance(self.config, account)
+
+    def _count_round(self, policy: Policy) -> None:
+        policy.check_day(Audit(self.state_dir, self.name).count_round())
 
     def _check_said(self, classes: int) -> None:
         """Check what a message to a protected client says against its run.
@@ -349,8 +355,9 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
         try:
             content = handler(request)
         except FloretError as error:
-            log.error("Client %s: %s", request.name, error)
-            content = _refusal(_HIDDEN if request.hides(error) else str(error))
+            said = printable(str(error))
+            log.error("Client %s: %s", request.name, said)
+            content = _refusal(_HIDDEN if request.hides(error) else said)
         except Exception as error:  # whatever fails here must reach the server as a reason, not as silence
             log.exception("Client %s failed", request.name)
             content = _refusal(_HIDDEN if request.hides(error) else f"{type(error).__name__}: {one_line(error)}")

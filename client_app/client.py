@@ -672,8 +672,8 @@ class FloretClient(NumPyClient):
                 bound = ABSURD * max(own[own_group], 1e-3) if own_group in own else LARGEST
                 if not value <= bound:
                     raise FloretError(
-                        f"the server sent {name} with a root mean square of {value:.3g}; more than {bound:.3g}, "
-                        f"{ABSURD:g} times that of the client's own tensors, is refused"
+                        f"the server sent {name} with a root mean square of {value:.3g}; more than {ABSURD:g} times "
+                        "that of the client's own tensors is refused"
                     )
 
     # Differential privacy

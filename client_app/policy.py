@@ -74,7 +74,7 @@ class Declared(NamedTuple):
     Attributes:
         head_layers: how many layers are the head.
         kinds: of tensors that it sends.
-        beside: how many values the tensors of its networks beside the model have.
+        beside: how many values the tensors of its networks beside the model have, and what it makes with them.
     """
 
     head_layers: int
@@ -252,7 +252,7 @@ class Policy:
             size += 4 * found.beside
             if size <= self.max_model_mb * 1e6:
                 return found
-            said = f"the model {config.model!r} and the networks that {config.method} has beside it have"
+            said = f"the model {config.model!r} and what {config.method} has beside it have"
         raise _refused("max-model-mb", self.max_model_mb, f"{said} {size / 1e6:.1f} MB")
 
     def check_received(self, record: ArrayRecord) -> None:
@@ -432,6 +432,7 @@ def declared(config: RunConfig, parameters: Any, shape: tuple[int, ...], classes
         except (RuntimeError, TypeError) as error:
             raise ConfigError(f"method = {config.method!r}: what it has beside the model cannot be made") from error
         beside = sum(tensor.numel() for network in networks for tensor in network.state_dict().values())
+        beside += method.made_values(setup)
         return Declared(setup.head_layers, frozenset(kind_of(name) for name in method.uplink(setup)), beside)
 
 

@@ -27,6 +27,8 @@ from data import ClientData, Split
 SPENT, COUNTED = "privacy.spent", "privacy.count"
 # Noise of the number of examples, which says how examples are drawn; one example changes that number by 1.
 COUNT = Release(20.0, 1.0, 1)
+# Each is a line of the ledger, flushed to the disk.
+_MOST_STARTS = 100
 
 
 class BudgetError(FloretError):
@@ -354,14 +356,24 @@ def account_on_node(
     return LedgerAccount(ledger, line, starts, budget)
 
 
+def owes_in_advance(config: RunConfig, account: Account) -> bool:
+    """Return whether a run has rounds that ``pay_in_advance`` would pay for."""
+    return bool(account.in_advance(_of_client(config), config.rounds))
+
+
 def pay_in_advance(config: RunConfig, account: Account) -> None:
     """Pay for all rounds of a run whose server draws its clients in secret, as far as it is not done.
 
     Raises:
-        BudgetError: it is more than the node permits.
+        BudgetError: it is more than the node permits, or of more starts of the server than can be paid at once.
         ConfigError: no noise is enough for the target.
     """
     due = account.in_advance(_of_client(config), config.rounds)
+    if len(due) > _MOST_STARTS:
+        raise BudgetError(
+            f"the server was started {len(due)} times for which this client has not paid; it pays for at most "
+            f"{_MOST_STARTS} at once"
+        )
     account.pay([release for _, release in due], [attempt for attempt, _ in due])
 
 

@@ -204,7 +204,7 @@ def load_personal(store: FileStore, device: str = "cpu") -> Personal:
     state = ClientState(store)
     if not state.round:
         raise FloretError(f"{store.directory}: has no personal model yet")
-    about = state.about
+    about, place = state.about, device_of(device)
     try:
         config = replace(read_keys(RunConfig, _BEFORE | about["config"]), device=device)
         inputs = about["inputs"]
@@ -218,23 +218,23 @@ def load_personal(store: FileStore, device: str = "cpu") -> Personal:
         own = about.get("parameters") or without_prefix(message, f"{config.method}.")
         parameters = method.read_parameters(config.method, {f"{config.method}.{key}": v for key, v in own.items()})
         classes = int(message["num-classes"])
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        nothing = Split(torch.zeros(0, *shape, dtype=dtype), torch.zeros(0, dtype=torch.int64))
+        data = ClientData(nothing, nothing, nothing, classes, shape)
+        setting = ClientSetting(about["client"], config, method, parameters, data, state, place)
+        client = load_class("client_app.methods", config.method, FloretClient)(setting)
+        client.begin(message)
+        return Personal(
+            module=Served(client.serving()).eval(),
+            client=about["client"],
+            federation=config.federation,
+            method=config.method,
+            round=state.round,
+            input_shape=shape,
+            dtype=dtype,
+            classes=classes,
+            class_names=tuple(inputs["classes"]),
+            config=config,
+            notes=tuple(state.notes),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
         raise FloretError(f"{store.directory}: was written by another version of Floret") from error
-    nothing = Split(torch.zeros(0, *shape, dtype=dtype), torch.zeros(0, dtype=torch.int64))
-    data = ClientData(nothing, nothing, nothing, classes, shape)
-    setting = ClientSetting(about["client"], config, method, parameters, data, state, device_of(device))
-    client = load_class("client_app.methods", config.method, FloretClient)(setting)
-    client.begin(message)
-    return Personal(
-        module=Served(client.serving()).eval(),
-        client=about["client"],
-        federation=config.federation,
-        method=config.method,
-        round=state.round,
-        input_shape=shape,
-        dtype=dtype,
-        classes=classes,
-        class_names=tuple(inputs["classes"]),
-        config=config,
-        notes=tuple(state.notes),
-    )

@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -14,6 +15,7 @@ from typing import IO, Any
 from common.errors import FloretError
 
 CHECKSUM = "checksum"
+_LARGEST_MANIFEST = 2**30
 
 
 class DamagedError(FloretError):
@@ -40,11 +42,43 @@ def make_folder(path: Path, *, private: bool) -> None:
 def open_file(path: Path, mode: str, *, private: bool) -> IO[bytes]:
     """Open a file to be written; with ``private`` one that only its owner can read, from its first moment on.
 
+    A link is not followed, and a named pipe not waited for: the folder may have come from somebody else.
+
     Raises:
-        OSError: as ``open``.
+        OSError: as ``open``; it is a link, or a pipe that nobody reads.
     """
-    file: IO[bytes] = open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600 if private else 0o666))  # noqa: SIM115
+    return open(path, mode, opener=lambda name, flags: open_unlinked(name, flags, private=private))
+
+
+def open_unlinked(path: str | Path, flags: int, *, private: bool = False) -> int:
+    """Return a descriptor of a file to be written, as ``open_file`` opens it."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600 if private else 0o666)
+
+
+def open_plain(path: Path) -> IO[bytes]:
+    """Open a file to be read, if it is a plain one: a pipe would be waited for, a device never ends.
+
+    Raises:
+        OSError: as ``open``, or it is none.
+    """
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a plain file", str(path))
     return file
+
+
+def read_plain(path: Path, most: int) -> bytes:
+    """Return the content of a plain file of at most so many bytes.
+
+    Raises:
+        OSError: it cannot be read, or is something else or larger.
+    """
+    with open_plain(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"more than {most} bytes", str(path))
+    return content
 
 
 def claim_client(state_dir: Path, client: str) -> IO[bytes]:
@@ -123,31 +157,45 @@ def _new_file(path: Path, *, private: bool) -> tuple[Path, IO[bytes]]:
     """Return an empty file beside ``path`` that no other writer has, and open it, locked.
 
     It has always the same name, so that what a killed writer left is used again; only where another writer has that
-    file, or it cannot be known, one of its own.
+    file, or it cannot be known, or it is no plain file of this user alone, one of its own.
     """
     new = path.with_name(f".{path.name}.new")
-    file = open_file(new, "ab", private=private)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        there = os.fstat(file.fileno())
-        # Another writer may have renamed it before its lock was gone.
-        free = os.path.samestat(there, new.stat())
-        if free and private and there.st_mode & 0o077:  # what a crash left is open to others
-            new.unlink()
-            free = False
-        if free:
-            file.truncate(0)
-            return new, file
-    except (BlockingIOError, FileNotFoundError):
-        pass
+        file = open_file(new, "ab", private=private)
     except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):  # there are no locks
-            file.close()
+        # A link, a pipe, a folder, or another user's.
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR) and not _of_another_user(new):
             raise
-    file.close()
+    else:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            there = os.fstat(file.fileno())
+            # Another writer may have renamed it before its lock was gone.
+            free = os.path.samestat(there, new.lstat()) and stat.S_ISREG(there.st_mode)
+            free = free and there.st_uid == os.geteuid() and there.st_nlink == 1
+            if free and private and there.st_mode & 0o077:  # what a crash left is open to others
+                new.unlink()
+                free = False
+            if free:
+                file.truncate(0)
+                return new, file
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):  # there are no locks
+                file.close()
+                raise
+        file.close()
     own = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.new")
     own.unlink(missing_ok=True)
-    return own, open_file(own, "wb", private=private)
+    return own, open_file(own, "xb", private=private)
+
+
+def _of_another_user(path: Path) -> bool:
+    try:
+        return path.lstat().st_uid != os.geteuid()
+    except OSError:
+        return False
 
 
 def write_manifest(path: Path, content: Mapping[str, Any], *, sync: bool = True, private: bool = False) -> None:
@@ -189,17 +237,22 @@ def read_checked(path: Path, size: int, checksum: str) -> bytes:
         DamagedError: it is not that content, or not there.
         UnreadableError: it cannot be read.
     """
-    content = _read(path)
-    if len(content) != size:
-        raise DamagedError(f"{path} is damaged: {len(content)} bytes instead of {size}")
+    content = _read(path, size)
     if digest(content) != checksum:
         raise DamagedError(f"{path} is damaged: its checksum is wrong")
     return content
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, size: int | None = None) -> bytes:
+    """Return the content of a plain file of ``size`` bytes; if that is None, of at most ``_LARGEST_MANIFEST``."""
     try:
-        return path.read_bytes()
+        with open_plain(path) as file:
+            found = os.fstat(file.fileno()).st_size
+            if size is not None and found != size:
+                raise DamagedError(f"{path} is damaged: {found} bytes instead of {size}")
+            if found > _LARGEST_MANIFEST and size is None:
+                raise DamagedError(f"{path} is damaged: {found} bytes are no manifest")
+            return file.read(found)
     except OSError as error:
         gone = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
         raise (DamagedError if gone else UnreadableError)(f"{path} cannot be read ({error.strerror})") from error

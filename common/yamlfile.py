@@ -16,6 +16,19 @@ class _Loader(yaml.SafeLoader):
     YAML 1.1, and so are dates.
     """
 
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Return the next node.
+
+        Raises:
+            ConfigError: it is an alias of another one; a few hundred bytes of them can stand for any number of values.
+        """
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise ConfigError(
+                f"line {event.start_mark.line + 1}: *{printable(event.anchor, 40)} is an alias; write the value itself"
+            )
+        return super().compose_node(parent, index)
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Return the node of a table.
 

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 
+from common.durable import open_unlinked
 from common.errors import FloretError
 from common.imports import quick_imports
 
@@ -25,7 +26,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     for line in sys.stdin:
         job = json.loads(line)
-        file = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        file = open_unlinked(job["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, 1)
         os.dup2(file, 2)
         os.close(file)

@@ -12,6 +12,7 @@ from pathlib import Path
 from select import select
 from typing import Any, Protocol
 
+from common.durable import open_file
 from common.errors import FloretError
 from common.forks import ending
 from common.home import importing_from
@@ -174,8 +175,8 @@ class _EngineProcess:
             # Killed with its run, which is told apart by what it left; the next run starts another one.
             self.close()
             if process.returncode < 0:
-                with Path(job["log"]).open("a", encoding="utf-8") as log:
-                    log.write(f"{_ENDED} {ending(process.returncode)}\n")
+                with open_file(Path(job["log"]), "ab", private=False) as log:
+                    log.write(f"{_ENDED} {ending(process.returncode)}\n".encode())
         finally:
             if not over:
                 # At once: this program may be interrupted once more, and end before it has told the run to stop.
@@ -250,7 +251,7 @@ class RayEngine:
         if federation:
             command += ["--federation-config", federation]
         command += ["--run-config", " ".join(f"{key}={json.dumps(value)}" for key, value in keys.items())]
-        with log.open("w", encoding="utf-8") as file:
+        with open_file(log, "wb", private=False) as file:
             # In a session of its own: an interrupt is for this program, which stops the run in good order.
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True

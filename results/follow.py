@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from common.durable import open_plain, read_plain
 from common.errors import printable
 from common.names import natural_key
 from results.history import ClientRound, Json, Round, Spread, enough_measured
@@ -22,6 +23,8 @@ from results.status import Status, read_status
 
 # Bytes of a history that one look reads: the page shows what there is, and asks again at once.
 BUDGET = 16_000_000
+# Bytes of what a stranger's run may have: its config, and a line of its history.
+_LARGEST_CONFIG, _LONGEST_LINE = 2**30, 2**28
 # Rounds that the small curve of a client shows.
 SPARK = 60
 _TAIL = 64
@@ -257,7 +260,7 @@ class Follower:
             version = (found.st_ino, found.st_mtime_ns, found.st_size)
             if version == self._config:
                 return
-            about = json.loads(path.read_bytes())
+            about = json.loads(read_plain(path, _LARGEST_CONFIG))
             self.run, self._config_problem = Run.of(self.directory, about, ()), ""
             self._resumed = list(about.get("resumed") or [])
         except FileNotFoundError:
@@ -272,7 +275,7 @@ class Follower:
     def _read_history(self, budget: int) -> None:
         self.more = False
         try:
-            with (self.directory / "history.jsonl").open("rb") as file:
+            with open_plain(self.directory / "history.jsonl") as file:
                 found = os.fstat(file.fileno())
                 same = (found.st_dev, found.st_ino)
                 file.seek(self._offset - len(self._tail))
@@ -283,7 +286,10 @@ class Follower:
                 self._file = same
                 file.seek(self._offset)
                 while budget > 0:
-                    line = file.readline()
+                    line = file.readline(_LONGEST_LINE)
+                    if len(line) == _LONGEST_LINE:
+                        self._damaged = [f"history.jsonl, line {self._line + 1}: is longer than {_LONGEST_LINE} bytes"]
+                        return
                     if not line.endswith(b"\n"):  # nothing, or half a line that is being written
                         return
                     budget -= len(line)

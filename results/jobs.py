@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from common.errors import FloretError
+from common.errors import FloretError, printable
 from common.forks import at_end
 from results.conditions import counted
 from results.run import Run
@@ -56,7 +56,12 @@ def run_missing(
     at_end(_interrupted)
     failed: dict[str, str] = {}
     console = Console(stderr=False, highlight=False, soft_wrap=True)
-    columns = [TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn()]
+    columns = [
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    ]
     missing = [job for job in jobs if not runs.done(job.spec)]
     if missing:
         runs.engine.check()
@@ -75,18 +80,18 @@ def run_missing(
         if done:
             console.print(f"{done} of {len(jobs)} runs are done")
         for text in counted(text for job in jobs for text in runs.otherwise(job.spec)):
-            console.print(text, markup=False)
+            console.print(printable(text), markup=False)
         for job in jobs:
             if runs.done(job.spec) and (reason := _unreadable(runs, job)):
                 failed[runs.folder(job.spec).name] = reason
-                console.print(f"{job.label}: failed: {reason}", markup=False)
+                console.print(printable(f"{job.label}: failed: {reason}"), markup=False)
 
         def make(name: str) -> str:
             job = wanted[name][0]
             if runs.done(job.spec):  # another program has made it since
                 return ""
             rounds = int(runs.config(job.spec)["rounds"])
-            own = progress.add_task(job.label, total=rounds, left="")
+            own = progress.add_task(printable(job.label), total=rounds, left="")
 
             def watch(finished: int) -> None:
                 if stopped.is_set():
@@ -114,7 +119,7 @@ def run_missing(
                             failed[name] = reason
                         result = f"failed: {reason}" if reason else _described(runs, job)
                         result += left and f" | {left}"
-                        console.print(f"[{done}/{len(jobs)}] {job.label}: {result}", markup=False)
+                        console.print(printable(f"[{done}/{len(jobs)}] {job.label}: {result}"), markup=False)
                     if not reason:
                         finished()
             except BaseException:

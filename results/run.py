@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar
 
 from common.accuracies import EXACT, not_exact
 from common.config import RunConfig
+from common.durable import read_plain
 from common.errors import FloretError, printable
 from common.names import natural_key
 from common.versions import versions
@@ -346,14 +347,19 @@ def _read_rounds(file: Path) -> tuple[Round, ...]:
             raise FloretError(f"{file}, line {number}: not a line of a history: {printable(str(error))}") from error
         new = _parse(file, f"a history (line {number})", lambda record=record: Round.from_json(record))  # type: ignore[misc]
         # A run that resumed from an older checkpoint writes its rounds again; the later line is the one that counts.
-        rounds = [old for old in rounds if old.round < new.round]
+        while rounds and rounds[-1].round >= new.round:
+            rounds.pop()
         rounds.append(new)
     return tuple(rounds)
 
 
+# Bytes of a file of a run.
+_LARGEST = 2**32
+
+
 def _read(file: Path) -> str:
     try:
-        return file.read_bytes().decode(errors="replace")
+        return read_plain(file, _LARGEST).decode(errors="replace")
     except OSError as error:
         raise FloretError(f"cannot read {file}: {error.strerror}") from error
 

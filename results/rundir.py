@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from common.config import RunConfig, own_keys
-from common.durable import write_whole
+from common.durable import open_file, write_whole
 from common.errors import FloretError
 from common.home import floret_home
 from common.names import without_prefix
@@ -42,7 +42,7 @@ class RunDirectory:
         self.about: Json = {}
         try:
             self.personal.mkdir(parents=True, exist_ok=True)
-            self._lock = (path / ".lock").open("a")
+            self._lock = open_file(path / ".lock", "ab", private=False)
         except OSError as error:
             raise FloretError(f"output-dir: {path} cannot be written ({error.strerror})") from error
         try:
@@ -141,8 +141,8 @@ class RunDirectory:
         """
         path, text = self.path / "history.jsonl", json.dumps(line.to_json(), allow_nan=False)
         try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(text + "\n")
+            with open_file(path, "ab", private=False) as file:
+                file.write(f"{text}\n".encode())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from common.config import RunConfig, own_keys, read_keys
-from common.durable import locked, write_whole
+from common.durable import locked, open_file, write_whole
 from common.errors import FloretError
 from common.kernels import NATIVE
 from common.run_config import default_config, merged
@@ -396,7 +396,7 @@ def _rounds(folder: Path) -> int:
 
 def _wait_for(run: Path, watch: Callable[[int], None]) -> None:
     """Return when no process is writing a run directory."""
-    with (run / ".lock").open("a") as lock:
+    with open_file(run / ".lock", "ab", private=False) as lock:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,13 +14,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
-from common.durable import write_whole
+from common.durable import read_plain, write_whole
 from common.errors import printable
 from results.history import Json, whole
 
 log = logging.getLogger("flwr")
 
 FILE = "status.json"
+_LARGEST = 2**24
 # Names of clients that are told, of those that have not answered: the file stays small whatever the federation.
 MOST_NAMES = 20
 # Seconds between two writes.
@@ -90,7 +91,7 @@ class Status:
 def read_status(directory: Path) -> Status | None:
     """Return what the run in ``directory`` said last; None if it says nothing, as runs of earlier versions do."""
     try:
-        return Status.from_json(json.loads((directory / FILE).read_bytes()))
+        return Status.from_json(json.loads(read_plain(directory / FILE, _LARGEST)))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 

@@ -22,6 +22,8 @@ from strategies.core import Client, FloretStrategy, Network, Setup, StrategySett
 log = logging.getLogger("flwr")
 
 GENERATOR, COUNTS, PROTOTYPE = "generator", "counts", "prototype."
+# So many batches of generated features a client makes in a round at most; longer training goes through them again.
+MOST_BATCHES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +127,13 @@ class FedPA(FloretStrategy):
         own: FedPAParameters = setup.parameters
         sides = (setup.classes, own.generator_noise, own.generator_width)
         return {GENERATOR: Network(lambda: Generator(*sides, setup.features), shared=True)}
+
+    @classmethod
+    def made_values(cls, setup: Setup) -> int:
+        """Return how many values the features of a round have, with what the generator makes them of."""
+        own: FedPAParameters = setup.parameters
+        widths = own.generator_noise + setup.classes + own.generator_width + setup.features
+        return MOST_BATCHES * own.generator_batch * widths
 
     @classmethod
     def uplink(cls, setup: Setup) -> Specs:

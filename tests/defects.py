@@ -389,8 +389,8 @@ DEFECTS: list[Defect] = [
         "common/durable.py",
         (
             "a file that was just renamed is written again",
-            "free = os.path.samestat(there, new.stat())",
-            "free = True",
+            "free = os.path.samestat(there, new.lstat()) and stat.S_ISREG(there.st_mode)",
+            "free = stat.S_ISREG(there.st_mode)",
             "tests/test_state.py::test_a_file_that_another_writer_has_just_renamed_is_not_written_again",
         ),
     ),
@@ -4688,6 +4688,96 @@ DEFECTS: list[Defect] = [
             "    if is_over(message):\n",
             "    if False:\n",
             "tests/test_replies.py::test_a_message_that_flower_holds_no_longer_is_no_answer",
+        ),
+    ),
+    *_of(
+        "state",
+        "common/durable.py",
+        (
+            "a link is followed where a file is to be written",
+            "flags | os.O_NOFOLLOW | os.O_NONBLOCK,",
+            "flags | os.O_NONBLOCK,",
+            "tests/test_state.py::test_a_log_or_a_history_that_is_a_link_is_not_written",
+        ),
+    ),
+    *_of(
+        "state",
+        "common/durable.py",
+        (
+            "a second name of another file is written",
+            "free = free and there.st_uid == os.geteuid() and there.st_nlink == 1",
+            "free = free and there.st_uid == os.geteuid()",
+            "tests/test_state.py::test_what_a_stranger_left_under_the_name_of_the_new_file_is_not_written",
+        ),
+    ),
+    *_of(
+        "state",
+        "common/durable.py",
+        (
+            "a file is read before its size is looked at",
+            "            if size is not None and found != size:\n",
+            "            if size is not None and found != size and len(file.read()) != size:\n",
+            "tests/test_state.py::test_a_file_of_another_size_is_not_read",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "client_app/protection.py",
+        (
+            "a message has a client pay for any number of starts",
+            "if len(due) > _MOST_STARTS:",
+            "if False:",
+            "tests/test_privacy.py::test_joining_a_run_that_is_paid_for_counts_as_a_round_and_has_a_bound",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "client_app/app.py",
+        (
+            "joining a run that is paid for does not count in a day",
+            "if self.policy and owes_in_advance(self.config, account):",
+            "if False:",
+            "tests/test_privacy.py::test_joining_a_run_that_is_paid_for_counts_as_a_round_and_has_a_bound",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/policy.py",
+        (
+            "what a generator makes is not counted",
+            "        beside += method.made_values(setup)\n",
+            "",
+            "tests/test_policy.py::test_what_a_generator_makes_counts",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/app.py",
+        (
+            "a server writes into a node's log",
+            "said = printable(str(error))",
+            "said = str(error)",
+            "tests/test_policy.py::test_a_line_of_the_log_has_no_codes_and_is_not_long",
+        ),
+    ),
+    *_of(
+        "config",
+        "common/yamlfile.py",
+        (
+            "aliases of YAML are followed",
+            "if self.check_event(yaml.AliasEvent):",
+            "if False:",
+            "tests/test_config.py::test_an_alias_is_refused",
+        ),
+    ),
+    *_of(
+        "methods",
+        "strategies/core/simplex.py",
+        (
+            "FedPAC: energies that differ by many orders end the run",
+            "if not (moved > 0).any():  # rounding has spoilt the form",
+            "if False:",
+            "tests/test_fedpac_fedgh_gpfl.py::test_a_form_that_rounding_spoils_has_a_combination_all_the_same",
         ),
     ),
 ]

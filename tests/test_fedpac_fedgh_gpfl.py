@@ -111,6 +111,20 @@ def test_no_combination_on_a_grid_is_better() -> None:
         assert weights @ form @ weights <= best * (1 + 1e-9) + 1e-12 * form.max()
 
 
+def test_a_form_that_rounding_spoils_has_a_combination_all_the_same() -> None:
+    # Means and energies that three clients of six can send, nine orders of magnitude apart.
+    rng = np.random.default_rng(3)
+    for _ in range(1000):
+        means, spread = np.zeros((6, 20)), np.zeros(6)
+        means[1] = (rng.normal(size=20) * 10.0 ** rng.uniform(-12, -7)).astype(np.float32)
+        spread[[0, 3]], spread[1] = 10.0 ** rng.uniform(-37, -25, 2), 10.0 ** rng.uniform(-12, -7)
+        for i in (2, 4, 5):
+            means[i], spread[i] = rng.normal(size=20) * 1.15, 10.0 ** rng.uniform(-4, -1)
+        weights = combination_weights(spread, means)
+        assert (weights >= 0).all()
+        assert weights.sum(1) == pytest.approx(np.ones(6))
+
+
 @pytest.mark.parametrize("sides", [5, 40])
 def test_a_combination_meets_the_conditions_for_a_minimum(sides: int) -> None:
     for form in forms(30, sides):

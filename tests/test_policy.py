@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import logging
 import math
 import re
 import stat
@@ -353,24 +354,47 @@ def test_a_message_cannot_ask_for_a_model_that_is_too_large(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["train", "evaluate", "query.plan", "query.describe"])
 def test_networks_beside_the_model_count(tmp_path: Path, kind: str) -> None:
-    site = Site(tmp_path, "max-model-mb: 1\nleaves: all")
+    site = Site(tmp_path, "max-model-mb: 40\nleaves: all")
     wide: dict[str, Any] = {"method": "fedpa", "fedpa__generator_width": 1000}
     # Of what is within the bound only the tensors of a round are missing.
     answer = site.ask(kind, **wide)
     assert ("error" in answer) == (kind == "train")
     assert "max-model-mb" not in str(answer)
     line = site.refusal(kind, **wide, fedpa__generator_noise=1000)
-    # 1000 x 1010 and 1000 x 64 weights, 1000 and 64 biases, 2 x 1000 of the normalisation; the model has 12,874 values.
-    assert line.endswith("max-model-mb = 1, and the model 'mlp' and the networks that fedpa has beside it have 4.4 MB")
+    # 1000 x 1010 and 1000 x 64 weights, 1000 and 64 biases, 2 x 1000 of the normalisation; the model has 12,874 values;
+    # 256 batches of 32 times 1000 random numbers, 10 classes, 1000 hidden units and 64 features.
+    assert line.endswith("max-model-mb = 40, and the model 'mlp' and what fedpa has beside it have 72.3 MB")
     line = site.refusal(kind, **wide, fedpa__generator_noise=10**18)
     assert line == "method = 'fedpa': what it has beside the model cannot be made"
+
+
+def test_what_a_generator_makes_counts(tmp_path: Path) -> None:
+    """A message of some kilobytes could make a node draw 190 GB of random numbers."""
+    site = Site(tmp_path, "leaves: all")
+    line = site.refusal(
+        method="fedpa", fedpa__generator_batch=4096, fedpa__generator_noise=30_000, fedpa__generator_width=1
+    )
+    # 256 batches of 4096 times 30,000 numbers, 10 classes, 1 hidden unit and 64 features.
+    assert line.endswith("the model 'mlp' and what fedpa has beside it have 126143.9 MB")
+
+
+def test_a_line_of_the_log_has_no_codes_and_is_not_long(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    site = Site(tmp_path)
+    name = "x\x1b[2J\nINFO: all is well" + "x" * 100_000
+    with caplog.at_level(logging.ERROR, "flwr"):
+        line = site.refusal(arrays={**shared(initial()), name: np.zeros(1, np.float32)})
+    (logged,) = caplog.messages
+    assert line.isprintable()
+    assert logged.isprintable()
+    assert line.startswith("tensor x?[2J INFO: all is well")
+    assert len(logged) < 1100
 
 
 BESIDE: list[tuple[str, str, tuple[int, ...], dict[str, Any], int, float]] = [
     ("fedcpd", "cnn2", (1, 28, 28), {"fedcpd__fusion_width": 20_000}, 1000, 57_756.9),
     ("fedkd", "mlp", (3, 32, 32), {"fedkd__student_model": "vgg11"}, 10, 40.7),
     ("fedkd", "mlp", (3, 32, 32), {"fedkd__student_model": "same"}, 3, 3.2),
-    ("fedpa", "mlp", (64,), {"fedpa__generator_width": 100_000, "fedpa__generator_noise": 100_000}, 1000, 40_030.9),
+    ("fedpa", "mlp", (64,), {"fedpa__generator_width": 100_000, "fedpa__generator_noise": 100_000}, 1000, 46_586.9),
     ("gpfl", "cnn5-wide", (3, 32, 32), {}, 11, 12.5),
 ]
 
@@ -393,7 +417,7 @@ def test_networks_beside_the_model_are_counted_and_not_made(
         with pytest.raises(PolicyError) as error:
             Policy(max_model_mb=most).check_model(config, parameters, shape, 10)
     assert sum(made) == 0
-    assert str(error.value).endswith(f"the networks that {method} has beside it have {size:.1f} MB")
+    assert str(error.value).endswith(f"what {method} has beside it have {size:.1f} MB")
     if size < 100:
         setup = setup_of(config, kind, parameters, shape, 10)
         networks = [setup.model, *(network.bare() for network in kind.networks(setup).values())]

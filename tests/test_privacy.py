@@ -1414,6 +1414,24 @@ def test_whoever_joins_a_run_with_secret_draws_pays_for_all_of_it(tmp_path: Path
     assert len(lines()) == 2
 
 
+def test_joining_a_run_that_is_paid_for_counts_as_a_round_and_has_a_bound(tmp_path: Path) -> None:
+    site = Site(tmp_path, "noise-by-server: true\nmax-rounds-a-day: 2\n")
+    keys: dict[str, Any] = {**PROTECTED, "privacy__unit": "client", "privacy__where": "server", "rounds": 200}
+    keys |= {"privacy__noise": 2.0, "participation": 0.25}
+    # 101 starts, each of which made rounds that have to be paid for.
+    many = {"session.lineage": "many", "session.resumed": list(range(1, 101))}
+    line = site.refusal("query.describe", scalars=many, **keys)
+    assert line.startswith(
+        "the server was started 101 times for which this client has not paid; it pays for at most 100"
+    )
+    assert Ledger.of(tmp_path / "state", "site").lines() == []
+    for _ in range(2):  # the second time there is nothing to pay
+        assert "client" in site.ask("query.describe", scalars={"session.lineage": "a"}, **keys)
+    line = site.refusal("query.describe", scalars={"session.lineage": "b"}, **keys)
+    assert line.startswith("this node's policy has max-rounds-a-day = 2")
+    assert len(Ledger.of(tmp_path / "state", "site").lines()) == 1
+
+
 def test_who_joins_is_told_of_the_run_where_it_pays_for_it(tmp_path: Path) -> None:
     def told(folder: str, **keys: Any) -> list[dict[str, Any]]:
         same: dict[str, Any] = {**CLIENT, "method": "fedper", "privacy__noise": 1.0, "round_timeout": 20.0, **keys}

@@ -595,9 +595,18 @@ def test_a_damaged_version_is_told_and_the_one_before_it_is_used(
 
 def test_a_state_of_another_version_of_floret(there: Federated, floret: Floret, tmp_path: Path) -> None:
     folder = there.states / "default" / "fedper" / "0"
-    for path in folder.glob("*.json"):
-        content = read_manifest(path)
-        del content["about"]["inputs"]
-        write_manifest(path, content)
-    line = floret.fail("export", "--state-dir", there.states, "--client-name", "0", "--output", tmp_path / "m.onnx")
-    assert line == f"{folder}: was written by another version of Floret"
+    wrongs: list[Callable[[dict[str, Any]], object]] = [
+        lambda about: about.pop("inputs"),
+        lambda about: about["inputs"].pop("classes"),
+        lambda about: about["inputs"].update(shape=["x"]),
+        lambda about: about["message"].pop("head-layers"),
+        lambda about: about["message"].update({"num-classes": -1}),
+    ]
+    before = {path: read_manifest(path) for path in folder.glob("*.json")}
+    for wrong in wrongs:
+        for path, content in before.items():
+            changed = json.loads(json.dumps(content))
+            wrong(changed["about"])
+            write_manifest(path, changed)
+        line = floret.fail("export", "--state-dir", there.states, "--client-name", "0", "--output", tmp_path / "m.onnx")
+        assert line == f"{folder}: was written by another version of Floret"

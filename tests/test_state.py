@@ -23,7 +23,16 @@ from client_app.keeping import Quota, Version
 from client_app.keeping import kept as stays
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext, identity
 from common.config import RunConfig, read_keys
-from common.durable import DamagedError, digest, read_manifest, write_manifest, write_whole
+from common.durable import (
+    DamagedError,
+    UnreadableError,
+    digest,
+    open_file,
+    read_checked,
+    read_manifest,
+    write_manifest,
+    write_whole,
+)
 from common.errors import ConfigError, FloretError
 from common.starts import Start
 from tests.harness import run_config
@@ -223,6 +232,46 @@ def test_a_file_that_another_writer_has_just_renamed_is_not_written_again(
     write_whole(path, b"mine")
     assert (path.read_bytes(), (tmp_path / "linked").read_bytes()) == (b"mine", b"of the other writer")
     assert not new.exists()
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("kind", ["link", "second name", "pipe", "folder"])
+def test_what_a_stranger_left_under_the_name_of_the_new_file_is_not_written(
+    tmp_path: Path, kind: str, private: bool
+) -> None:
+    mine, path, new = tmp_path / "mine", tmp_path / "a.json", tmp_path / ".a.json.new"
+    mine.write_bytes(b"mine")
+    {
+        "link": lambda: new.symlink_to(mine),
+        "second name": lambda: os.link(mine, new),
+        "pipe": lambda: os.mkfifo(new),
+        "folder": new.mkdir,
+    }[kind]()
+    write_whole(path, b"content", private=private)
+    assert (path.read_bytes(), mine.read_bytes(), path.is_symlink()) == (b"content", b"mine", False)
+
+
+def test_a_log_or_a_history_that_is_a_link_is_not_written(tmp_path: Path) -> None:
+    mine, link = tmp_path / "mine", tmp_path / "log.txt"
+    mine.write_bytes(b"mine")
+    link.symlink_to(mine)
+    for mode in ("ab", "wb"):
+        with pytest.raises(OSError, match="symbolic links"), open_file(link, mode, private=False):
+            pass
+    assert mine.read_bytes() == b"mine"
+
+
+def test_a_file_of_another_size_is_not_read(tmp_path: Path) -> None:
+    path, pipe = tmp_path / "a", tmp_path / "pipe"
+    path.write_bytes(b"")
+    os.truncate(path, 2**40)  # a hole, which no memory has
+    with pytest.raises(DamagedError, match=f"a is damaged: {2**40} bytes instead of 3"):
+        read_checked(path, 3, digest(b"abc"))
+    with pytest.raises(DamagedError, match="bytes are no manifest"):
+        read_manifest(path)
+    os.mkfifo(pipe)
+    with pytest.raises(UnreadableError, match="not a plain file"):
+        read_manifest(pipe)
 
 
 @pytest.mark.parametrize("private", [False, True])

@@ -200,6 +200,26 @@ def test_a_damaged_config_is_told(tmp_path: Path) -> None:
     assert follower.news(0, 0)["planned"] == 3
 
 
+@pytest.mark.parametrize("name", ["config.json", "history.jsonl", "status.json"])
+def test_a_file_that_never_ends_is_not_read(tmp_path: Path, name: str) -> None:
+    run = make_run(tmp_path / "run", rounds=3)
+    for kind in ("pipe", "device"):
+        (run / name).unlink(missing_ok=True)
+        os.mkfifo(run / name) if kind == "pipe" else (run / name).symlink_to("/dev/zero")
+        news = looked(run).news(0, 0)
+        assert (len(news["problems"]), rounds(news)) == (name != "status.json", [] if "history" in name else [1, 2, 3])
+
+
+def test_a_line_without_an_end_is_not_read_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("results.follow._LONGEST_LINE", 10_000)
+    run = make_run(tmp_path / "run", rounds=3)
+    with (run / "history.jsonl").open("a") as file:
+        file.write("x" * 10_001)
+    news = looked(run).news(0, 0)
+    assert news["problems"] == ["history.jsonl, line 4: is longer than 10000 bytes"]
+    assert rounds(news) == [1, 2, 3]
+
+
 def test_a_long_history_is_read_in_parts(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", rounds=9)
     follower = Follower(run)

@@ -11,10 +11,7 @@ from client_app.batches import Batch
 from client_app.client import FloretClient
 from client_app.prototypes import PREFIX, alignment_loss
 from common.seeds import torch_generator
-from strategies.fedpa import COUNTS, GENERATOR, FedPAParameters, Generator
-
-# So many batches of generated features are made in a round at most; longer training goes through them again.
-MOST_BATCHES = 256
+from strategies.fedpa import COUNTS, GENERATOR, MOST_BATCHES, FedPAParameters, Generator
 
 
 class FedPA(FloretClient):

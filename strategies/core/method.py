@@ -143,6 +143,11 @@ class Method:
         return {}
 
     @classmethod
+    def made_values(cls, setup: Setup) -> int:
+        """Return how many values a client has at once, at most, of what it makes with the networks; 0: next to none."""
+        return 0
+
+    @classmethod
     def uplink(cls, setup: Setup) -> Specs:
         """Return what a client sends after training: the shared part of the model and of the other networks."""
         return setup.tensors(cls.shares) | cls.shared_networks(setup)

@@ -40,9 +40,12 @@ def smallest_combination(form: np.ndarray, start: int) -> np.ndarray:
             # Towards the target until the first weight is zero, which leaves the support.
             now = weights[support]
             falling = target <= 0
-            steps = now[falling] / (now[falling] - target[falling])
+            with np.errstate(invalid="ignore"):
+                steps = now[falling] / (now[falling] - target[falling])
             moved = now + steps.min() * (target - now)
             moved[np.flatnonzero(falling)[np.argmin(steps)]] = 0.0
+            if not (moved > 0).any():  # rounding has spoilt the form
+                return weights
             weights[:] = 0.0
             weights[support] = np.maximum(moved, 0.0)
             support = [corner for corner in support if weights[corner] > 0]
@@ -54,7 +57,7 @@ def _affine_minimum(form: np.ndarray) -> np.ndarray:
     """Return the weights of sum 1, of either sign, that minimise ``a @ form @ a``.
 
     Raises:
-        LinAlgError: there is more than one such combination.
+        LinAlgError: there is more than one such combination, or none that is finite.
     """
     n = len(form)
     scale = max(float(np.abs(form).max()), np.finfo(float).tiny)
@@ -64,4 +67,6 @@ def _affine_minimum(form: np.ndarray) -> np.ndarray:
     right = np.zeros(n + 1)
     right[n] = 1.0
     solution: np.ndarray = np.linalg.solve(system, right)[:n]
+    if not np.isfinite(solution).all():
+        raise np.linalg.LinAlgError("not finite")
     return solution
