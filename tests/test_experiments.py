@@ -222,7 +222,7 @@ def read(tmp_path: Path, **changes: Any) -> Experiment:
         ({"config": {"seed": 1}}, "config: seed is set by the command, not by the file"),
         ({"config": {"dataset": "cifar", "rounds": 1}}, "dataset: 'cifar' must be one of digits, mnist"),
         ({"claims": [{"text": "x", "higher": "Tow", "than": []}]}, "'Tow' is not a row (did you mean 'Two'?)"),
-        ({"columns": [{"name": "A", "config": {}}] * 2}, "columns: 'A' is there twice"),
+        ({"columns": [{"name": "A", "config": {}} for _ in range(2)]}, "columns: 'A' is there twice"),
         ({"own": ["fedper"]}, "own: must be text"),
         ({"own": "fedper", "headline": ["Two"]}, "headline: must be text"),
         ({"config": {1: 2}}, "config: 1 is no key of the run config"),

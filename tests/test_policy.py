@@ -498,7 +498,7 @@ def test_rounds_of_a_day(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     assert "max-rounds-a-day = 2, and this would be round 3 of the day (UTC)" in site.refusal()
     # Another day, and a clock that is set back.
     count = tmp_path / "state/.audit/site.rounds.json"
-    from common.durable import read_manifest, write_manifest
+    from common.durable import open_plain, read_manifest, write_manifest
 
     write_manifest(count, {"day": "2020-01-01", "rounds": 2})
     assert "metrics" in site.ask("evaluate")
@@ -507,15 +507,14 @@ def test_rounds_of_a_day(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     write_manifest(count, {"day": "2999-01-01", "rounds": 2})
     assert "max-rounds-a-day" in site.refusal()
     assert f"{count}: counts the rounds of 2999-01-01, and the clock says 20" in caplog.text
-    # Of a count that cannot be read now nobody knows how far it is.
-    read = Path.read_bytes
 
-    def failing(path: Path) -> bytes:
+    # Of a count that cannot be read now nobody knows how far it is.
+    def failing(path: Path) -> Any:
         if path == count:
             raise OSError(errno.EIO, "Input/output error")
-        return read(path)
+        return open_plain(path)
 
-    with patch.object(Path, "read_bytes", failing):
+    with patch("common.durable.open_plain", failing):
         assert site.refusal().endswith("rounds.json cannot be read (Input/output error)")
     assert "max-rounds-a-day" in site.refusal()
 

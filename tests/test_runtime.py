@@ -189,8 +189,8 @@ def test_a_run_of_real_nodes_is_named_after_its_federation(tmp_path: Path) -> No
     assert RunDirectory.new(config, 2, simulated=False).path.name.endswith("-fedavg-clinic-seed3-000002")
 
 
-def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = RunDirectory.new(read_keys(RunConfig, run_config(tmp_path)), 1, simulated=True)
-    (directory.path / "history.jsonl").symlink_to("/dev/full")
+    monkeypatch.setattr("results.rundir.open_file", lambda path, mode, private: Path("/dev/full").open(mode))  # noqa: SIM115
     with pytest.raises(FloretError, match=r"history.jsonl: cannot be written \(No space left on device\)"):
         directory.append_history(Round(1, {}, {}, {}, None, Traffic(), (), (), 0.1))

@@ -28,6 +28,7 @@ from common.durable import (
     UnreadableError,
     digest,
     open_file,
+    open_plain,
     read_checked,
     read_manifest,
     write_manifest,
@@ -241,12 +242,14 @@ def test_what_a_stranger_left_under_the_name_of_the_new_file_is_not_written(
 ) -> None:
     mine, path, new = tmp_path / "mine", tmp_path / "a.json", tmp_path / ".a.json.new"
     mine.write_bytes(b"mine")
-    {
-        "link": lambda: new.symlink_to(mine),
-        "second name": lambda: os.link(mine, new),
-        "pipe": lambda: os.mkfifo(new),
-        "folder": new.mkdir,
-    }[kind]()
+    if kind == "link":
+        new.symlink_to(mine)
+    elif kind == "second name":
+        os.link(mine, new)
+    elif kind == "pipe":
+        os.mkfifo(new)
+    else:
+        new.mkdir()
     write_whole(path, b"content", private=private)
     assert (path.read_bytes(), mine.read_bytes(), path.is_symlink()) == (b"content", b"mine", False)
 
@@ -313,7 +316,7 @@ def test_what_cannot_be_read_now_is_no_reason_to_go_on_from_something_older(
     train(tmp_path, 1)
     train(tmp_path, 2)
     there = files(tmp_path)
-    read, listed = Path.read_bytes, os.listdir
+    listed = os.listdir
 
     def failing(real: Any) -> Any:
         def call(path: Path) -> Any:
@@ -324,7 +327,7 @@ def test_what_cannot_be_read_now_is_no_reason_to_go_on_from_something_older(
         return call
 
     with monkeypatch.context() as patches:
-        patches.setattr(Path, "read_bytes", failing(read))
+        patches.setattr("common.durable.open_plain", failing(open_plain))
         patches.setattr(os, "listdir", failing(listed))
         with pytest.raises(FloretError, match=rf"{unreadable} cannot be read \(Input/output error\)$"):
             train(tmp_path, 3)
