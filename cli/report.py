@@ -26,10 +26,8 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
     runs = tuple(named_run(run, folder_of_runs("")) for run in runs)
     read = [read_run(directory) for directory in runs]
     if len(read) == 1:
-        path = output or runs[0] / "report.html"
-        click.echo(table(read) + "\n\n" + client_table(read[0]))
+        path, text = output or runs[0] / "report.html", table(read) + "\n\n" + client_table(read[0])
     else:
-        path = output or Path("compare.html")
-        click.echo(table(read))
+        path, text = output or Path("compare.html"), table(read)
     write_report(read, path)
-    click.echo(f"\nreport: {path.resolve()}")
+    click.echo(f"{text}\n\nreport: {path.resolve()}")

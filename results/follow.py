@@ -70,7 +70,7 @@ class _Client:
         self.trained += part.trained
         self.before = self.before if part.before.test is None else part.before.test
         self.loss = self.loss if part.loss is None else part.loss
-        self.seconds = self.seconds if part.seconds is None else part.seconds
+        self.seconds = part.seconds if part.trained and part.seconds is not None else self.seconds
         self.up += part.bytes.up
         self.down += part.bytes.down
         if part.after.test is not None:
@@ -107,6 +107,7 @@ class Follower:
         self.run: Run | None = None
         self.status: Status | None = None
         self.going = self.finished = self.more = False
+        self._ended: int | None = None
         self._resumed: list[object] = []
         self._config: tuple[int, ...] = ()
         self._config_problem = ""
@@ -119,6 +120,10 @@ class Follower:
         if self.run:
             return self.run.planned_rounds
         return self.status.planned if self.status else 0
+
+    @property
+    def _last_planned(self) -> int:
+        return self.planned if self._ended is None else self._ended
 
     @property
     def last(self) -> int:
@@ -141,8 +146,8 @@ class Follower:
         self._read_history(budget)
         self.going = going
         # The summary of a run that was resumed for more rounds is still there when it goes on.
-        ended = ended_after(self.directory / "summary.json") if done else None
-        last = self.planned if ended is None else ended
+        self._ended = ended_after(self.directory / "summary.json") if done else None
+        last = self._last_planned
         self.finished = not going and done and (self.more or self.last >= last)
         return max(0, self._offset - before)
 
@@ -171,6 +176,7 @@ class Follower:
             "state": state,
             "more": self.more,
             "planned": self.planned,
+            "ended": self._ended if self.finished else None,
             "now": self._now(),
             "left": self.left(),
             "spent": sum(line.seconds for line in self._rounds),
@@ -235,7 +241,7 @@ class Follower:
     def _enough(self, when: str) -> int:
         """Return of how many clients a round must have measured the accuracy to be complete."""
         measured = ((line.round, line.measured[when]) for line in self._rounds)
-        return enough_measured(measured, self.planned, self.run.history.evaluate_every if self.run else 0)
+        return enough_measured(measured, self._last_planned, self.run.history.evaluate_every if self.run else 0)
 
     # Files
 

@@ -12,7 +12,7 @@ from common.durable import write_whole
 from common.errors import FloretError
 from common.names import natural_key
 from results.run import ClientData, Run
-from results.text import FILTERS, MISSING, duration, megabytes, percent, percent_over_clients, plain, short
+from results.text import FILTERS, MISSING, cut, duration, megabytes, percent, percent_over_clients, plain, short
 
 LONGEST_CLIENT_TABLE = 40
 
@@ -23,7 +23,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         peers = [other for other in runs if other.method == run.method]
         parts = [run.method]
-        parts += [f"{key} {plain(run.settings.get(key, MISSING))}" for key in differences(peers)[:3]]
+        parts += [f"{key} {value_of(run, key)}" for key in differences(peers)[:3]]
         names.append(", ".join(parts))
     return [
         f"{name}, {run.directory.resolve().name}" if names.count(name) > 1 else name
@@ -32,9 +32,18 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def differences(runs: Sequence[Run], ignore: Collection[str] = ("method", "output-dir", "data-dir")) -> list[str]:
-    """Return the settings whose values differ between those of ``runs`` that have them."""
+    """Return the settings whose values differ between those of ``runs`` that have them; ``clients`` is their number."""
     keys = dict.fromkeys(key for run in runs for key in run.settings if key not in ignore)
-    return [key for key in keys if len({plain(run.settings[key]) for run in runs if key in run.settings}) > 1]
+    found = [key for key in keys if len({value_of(run, key) for run in runs} - {MISSING}) > 1]
+    return found + ["clients"] * (len({value_of(run, "clients") for run in runs}) > 1)
+
+
+def value_of(run: Run, key: str) -> str:
+    """Return what a run has for one of ``differences``; a dash where it has no such setting."""
+    if key == "clients":
+        return str(len(run.client_names()))
+    # A run that protects nothing has no settings of privacy.
+    return plain(run.settings.get(key, "none" if key == "privacy.unit" else MISSING))
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -55,12 +64,12 @@ def table(runs: Sequence[Run]) -> str:
     after the table say of which runs not all clients were measured.
     """
     rows = [["run", "after", "before", "worst 10 %", "MB up", "MB down", "time", "rounds"]]
-    named = list(zip(runs, labels(runs), strict=True))
+    named = list(zip(runs, cut(labels(runs), 36), strict=True))
     for run, name in named:
         figures = run.figures
         rows.append(
             [
-                short(name, 36),
+                name,
                 percent_over_clients(figures.after),
                 percent(run.before.mean),
                 percent(figures.after.worst_decile),
@@ -70,9 +79,10 @@ def table(runs: Sequence[Run]) -> str:
                 str(run.last_round) if run.finished else f"{run.last_round} of {run.planned_rounds}",
             ]
         )
-    over = [f"{short(name, 36)}: accuracies are over {run.figures_over}" for run, name in named if run.figures_over]
-    telling = [f"{short(name, 36)}: {run.not_exact}" for run, name in named if run.not_exact]
-    return "\n".join([_aligned(rows), *over, *telling])
+    over = [f"{name}: accuracies are over {run.figures_over}" for run, name in named if run.figures_over]
+    telling = [f"{name}: {run.not_exact}" for run, name in named if run.not_exact]
+    spent = [f"{name}: privacy spent, epsilon {e:.3g}" for run, name in named if (e := run.figures.epsilon) is not None]
+    return "\n".join([_aligned(rows), *over, *telling, *spent])
 
 
 def client_table(run: Run) -> str:
@@ -191,7 +201,8 @@ def _comparison_page(runs: Sequence[Run]) -> dict[str, Any]:
     return {
         "runs": list(zip(runs, names, strict=True)),
         "same": [found.pop() for found in values.values() if len(found) == 1],
-        "differing": differences(runs),
+        "differing": [(key, [value_of(run, key) for run in runs]) for key in differences(runs)],
+        "private": any(run.figures.epsilon is not None for run in runs),
         "fewer": any(run.before != run.figures.before for run in runs),
         "silent": any(not run.bytes_sent for run in runs),
         "best": max((run.figures.after.mean for run in runs if run.figures.after.mean is not None), default=None),

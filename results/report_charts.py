@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 from common.names import natural_key
 from results.history import Round, Spread
 from results.run import Run
-from results.text import short
+from results.text import cut, short
 
 Axes = Any  # matplotlib carries no types that mypy's strict mode can follow
 Figure = Any
@@ -472,7 +472,7 @@ def _clients_of_runs(runs: Sequence[Run], names: Sequence[str]) -> Markup:
                     capprops={"linewidth": 0},
                     medianprops={"color": INK, "linewidth": 2},
                 )
-        axes.set_yticks(range(len(runs)), [short(name, 36) for name in names])
+        axes.set_yticks(range(len(runs)), cut(names, 36))
         axes.tick_params(axis="y", colors=INK)
         axes.set_ylim(len(runs) - 0.4, -0.6)
         axes.grid(visible=False, axis="y")

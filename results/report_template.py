@@ -307,7 +307,7 @@ The highest mean is in bold.{% if fewer %} A dash before local training: only so
 <table id="figures" class="compact">
 <thead><tr><th>run</th><th>after local training</th><th>before local training</th><th>weighted, after</th>
 <th>worst decile, after</th><th>best by validation</th><th>MB up</th><th>MB down</th><th>time</th><th>rounds</th>
-<th>refused</th></tr></thead>
+<th>refused</th>{% if private %}<th>&epsilon;</th>{% endif %}</tr></thead>
 <tbody>
 {% for run, name in runs %}
 {% set figures = run.figures %}
@@ -318,7 +318,8 @@ The highest mean is in bold.{% if fewer %} A dash before local training: only so
 <td>{{ accuracy(figures.best_validation.test_mean if figures.best_validation else none) }}</td>
 <td>{{ mb(figures.bytes.up) }}</td><td>{{ mb(figures.bytes.down) }}</td><td>{{ figures.seconds | duration }}</td>
 <td>{{ run.last_round if run.finished else run.last_round ~ " of " ~ run.planned_rounds }}</td>
-<td>{{ figures.refused }}</td></tr>
+<td>{{ figures.refused }}</td>
+{%- if private %}<td>{{ missing if figures.epsilon is none else "%.3g" | format(figures.epsilon) }}</td>{% endif %}</tr>
 {% endfor %}
 </tbody>
 </table>
@@ -361,8 +362,8 @@ The highest mean is in bold.{% if fewer %} A dash before local training: only so
 <table id="differing">
 <thead><tr><th>key</th>{% for run, name in runs %}<th>{{ swatch(loop.index0) }}{{ name }}</th>{% endfor %}</tr></thead>
 <tbody>
-{% for key in differing %}
-<tr><td>{{ key }}</td>{% for run, name in runs %}<td>{{ run.settings.get(key, missing) | plain }}</td>{% endfor %}</tr>
+{% for key, values in differing %}
+<tr><td>{{ key }}</td>{% for value in values %}<td>{{ value }}</td>{% endfor %}</tr>
 {% endfor %}
 </tbody>
 </table>

@@ -80,6 +80,12 @@ def short(name: str, length: int = 28) -> str:
     return f"{name[: length - 1 - end]}…{name[-end:]}"
 
 
+def cut(names: Sequence[str], length: int) -> list[str]:
+    """Return names of at most ``length`` characters; as they are where several would be the same."""
+    cuts = [short(name, length) for name in names]
+    return [short(name, len(name)) if cuts.count(one) > 1 else one for name, one in zip(names, cuts, strict=True)]
+
+
 # Of the templates.
 FILTERS: dict[str, Callable[[Any], str]] = {
     "percent": percent,

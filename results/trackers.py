@@ -96,7 +96,7 @@ class TensorBoard(Tracker):
 
     def end(self, status: Status, summary: Summary | None) -> None:
         """Write the summary, and close the files."""
-        last = summary.config.rounds if summary else 0
+        last = _last(summary) if summary else 0
         for name, value in totals(summary) if summary else ():
             self._writer.add_scalar(name, value, last)
         self._writer.add_text("status", status, last)
@@ -188,7 +188,7 @@ class Mlflow(Tracker):
     def end(self, status: Status, summary: Summary | None) -> None:
         """Log the summary, and end the run."""
         if summary:
-            self._log(totals(summary), summary.config.rounds)
+            self._log(totals(summary), _last(summary))
         self._client.set_terminated(self._run, status)
 
     def _log(self, values: Iterator[tuple[str, float]], step: int) -> None:
@@ -273,12 +273,17 @@ def figures(line: Round) -> Iterator[tuple[str, float]]:
     """Yield name and value of each figure of a round as a whole, under their names in ``history.jsonl``."""
     record = line.to_json()
     shown = {key: record[key] for key in ("accuracy", "loss", "bytes", "seconds")} | {"refused": len(line.refused)}
+    shown |= {"epsilon": line.epsilon}
     yield from _flat("", shown)
 
 
 def totals(summary: Summary) -> Iterator[tuple[str, float]]:
     """Yield name and value of each figure of ``summary.json``."""
     yield from _flat("summary/", {**summary.figures.to_json(), "clients": summary.clients})
+
+
+def _last(summary: Summary) -> int:
+    return summary.config.rounds if summary.ended_after is None else summary.ended_after
 
 
 def _flat(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -202,7 +202,10 @@ function doing(run) {
   const rounds = run.planned ? ` of ${run.planned}` : "";
   const resumed = lastOf(run.about.resumed);
   const again = resumed === null || resumed === undefined ? "" : `; resumed after round ${resumed}`;
-  if (run.state === "finished") return `all ${many(run.last, "round")}${again}`;
+  if (run.state === "finished") {
+    return (run.ended === null ? `all ${many(run.last, "round")}`
+      : `after ${run.last}${rounds} rounds: privacy.epsilon is spent`) + again;
+  }
   if (run.state === "stopped") {
     const during = run.now && run.now.round > run.last ? `, in round ${run.now.round} while ${run.now.phase}` : "";
     return `after round ${run.last}${rounds}${during}${again}`;
@@ -272,7 +275,7 @@ function showNow(run) {
   say("state", STATES[run.state]);
   state.className = run.state;
   say("doing", doing(run));
-  const share = run.planned ? Math.min(1, run.last / run.planned) : 0;
+  const wanted = run.ended ?? run.planned, share = wanted ? Math.min(1, run.last / wanted) : 0;
   $("progress").value = share;
   say("rounds", `${run.last} of ${run.planned || "?"} rounds, ${Math.floor(100 * share)}${SPACE}%`);
   say("waits", run.more ? "The history is being read." : waits(run));
@@ -281,11 +284,13 @@ function showNow(run) {
   const after = lastOf(complete(run, "after")), before = lastOf(complete(run, "before"));
   const over = (count) => count < run.clients.size ? ` over ${count.toLocaleString("en")} of ${clients}` : "";
   card("after", percent(after && after.after), after ? `\u00b1 ${(100 * after.afterStd).toFixed(1)}` : "",
-    after ? `\u00b1 std${over(after.afterCount)}, round ${after.round}` : "no round yet");
+    after ? `\u00b1 std${over(after.afterCount)}, round ${after.round}`
+      : run.last ? "nothing measured" : "no round yet");
   card("before", percent(before && before.before), before ? `\u00b1 ${(100 * before.beforeStd).toFixed(1)}` : "",
-    before ? `as received, round ${before.round}` : "");
-  card("worst", percent(after && after.afterWorst), "", before ? `before: ${percent(before.beforeWorst)}` : "");
-  const past = `${duration(run.spent)} so far`;
+    before ? `as received${over(before.beforeCount)}, round ${before.round}` : "");
+  card("worst", percent(after && after.afterWorst), "",
+    before ? `before: ${percent(before.beforeWorst)}${over(before.beforeCount)}` : "");
+  const past = `${duration(run.spent)} ${run.state === "going" ? "so far" : "in its rounds"}`;
   card("left", run.state === "going" ? duration(run.left) : DASH, "", past);
   card("sent", `${megabytes(sum(run, "up"))} / ${megabytes(sum(run, "down"))}`, "MB", "all clients, all rounds");
   const refused = sum(run, "refused"), line = lastOf(run.rounds);
@@ -316,8 +321,10 @@ function showRuns() {
     head.append(swatch(place), button);
     if (id === selected) row.setAttribute("aria-current", "true");
     row.append(head);
+    // Of fewer clients than after: means over others are not compared.
+    const same = before && after && before.beforeCount >= after.afterCount;
     const cells = [STATES[run.state], `${run.last} of ${run.planned || "?"}`, percent(after && after.after),
-      percent(before && before.before), percent(after && after.afterWorst), megabytes(sum(run, "up")),
+      percent(same ? before.before : null), percent(after && after.afterWorst), megabytes(sum(run, "up")),
       megabytes(sum(run, "down")), String(sum(run, "refused")), run.state === "going" ? duration(run.left) : DASH];
     row.append(...cells.map((text) => make("td", text)));
     return row;
@@ -372,7 +379,9 @@ function showCurves() {
   });
   const first = Math.min(...order.flatMap((id) => runs.get(id).rounds.slice(0, 1).map((line) => line.round)));
   const last = Math.max(first + 1, ...ends);
-  const least = Math.min(...values), most = Math.max(...values), room = Math.max(0.02, 0.06 * (most - least));
+  // One by one: a function takes no more than some 100,000 arguments.
+  const least = values.reduce((a, b) => Math.min(a, b)), most = values.reduce((a, b) => Math.max(a, b));
+  const room = Math.max(0.02, 0.06 * (most - least));
   const low = Math.max(0, least - room), high = Math.min(1, Math.max(most + room, low + 0.05));
   const left = 46, right = width - 12, top = 10, bottom = height - 40;
   const x = (round) => left + (right - left) * (round - first) / (last - first);
@@ -563,7 +572,6 @@ async function ask() {
     if (!reply.ok) throw new Error(reply.status === 403 ? "refused" : "failed");
     take(await reply.json());
     failures = 0;
-    show();
     const all = [...runs.values()];
     if (all.some((run) => run.more)) pause = 0;
     else if (!all.some((run) => run.state === "going")) pause = 2000;
@@ -576,6 +584,7 @@ async function ask() {
   }
   $("lost").hidden = !failures;
   setTimeout(next, pause);
+  if (!failures) show();
 }
 
 function next() {

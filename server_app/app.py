@@ -136,10 +136,10 @@ def run(grid: Grid, context: Context) -> None:
         write_report([finished], directory.path / "report.html")
         # Last: a run that has one is finished, and is not resumed any more.
         directory.write_summary(summary)
+        log.info("Accuracy per client, last round:\n%s", client_table(finished))
+        log.info("Report: %s", directory.path / "report.html")
+        _check_used(rounds)
         trackers.finish(summary)
-    log.info("Accuracy per client, last round:\n%s", client_table(finished))
-    log.info("Report: %s", directory.path / "report.html")
-    _check_used(rounds)
 
 
 def _check_used(rounds: Sequence[Round]) -> None:

@@ -1459,8 +1459,8 @@ DEFECTS: list[Defect] = [
         "results/report.py",
         (
             "a comparison says nothing of means over some of the clients",
-            '    return "\\n".join([_aligned(rows), *over, *telling])',
-            '    return "\\n".join([_aligned(rows), *telling])',
+            '    return "\\n".join([_aligned(rows), *over, *telling, *spent])',
+            '    return "\\n".join([_aligned(rows), *telling, *spent])',
             "tests/test_methods.py::test_a_client_that_goes_away_is_told_and_the_figures_say_over_whom_they_are",
         ),
     ),
@@ -3295,8 +3295,8 @@ DEFECTS: list[Defect] = [
         "results/follow.py",
         (
             "a run that its budget ended is shown as killed",
-            "last = self.planned if ended is None else ended",
-            "last = self.planned",
+            "return self.planned if self._ended is None else self._ended",
+            "return self.planned",
             "tests/test_resume.py::test_a_run_that_its_budget_ends_is_that_of_its_last_round_whoever_goes_away_in_it",
         ),
     ),
@@ -4778,6 +4778,46 @@ DEFECTS: list[Defect] = [
             "if not (moved > 0).any():  # rounding has spoilt the form",
             "if False:",
             "tests/test_fedpac_fedgh_gpfl.py::test_a_form_that_rounding_spoils_has_a_combination_all_the_same",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/report.py",
+        (
+            "a private and an open run are compared without a word of it",
+            '"none" if key == "privacy.unit" else MISSING',
+            "MISSING",
+            "tests/test_report.py::test_a_comparison_tells_of_privacy_and_of_the_number_of_clients",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/report.py",
+        (
+            "another number of clients is told nowhere",
+            'return found + ["clients"] * (len({value_of(run, "clients") for run in runs}) > 1)',
+            "return found",
+            "tests/test_report.py::test_a_comparison_tells_of_privacy_and_of_the_number_of_clients",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/text.py",
+        (
+            "a cut makes names of runs the same",
+            "if cuts.count(one) > 1 else one",
+            "if False else one",
+            "tests/test_report.py::test_names_that_a_cut_would_make_the_same_are_not_cut",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/follow.py",
+        (
+            "the time of a client's measurement is that of its training",
+            "self.seconds = part.seconds if part.trained and part.seconds is not None else self.seconds",
+            "self.seconds = part.seconds if part.seconds is not None else self.seconds",
+            "tests/test_watch.py::test_the_time_of_a_client_is_that_of_its_last_training",
         ),
     ),
 ]

@@ -18,7 +18,7 @@ from data import PARTITIONS
 from results.report import client_table, labels, table, write_report
 from results.run import read_run
 from results.sweep import summary_of
-from results.text import megabytes, percent, short
+from results.text import MISSING, cut, megabytes, percent, short
 
 ROOT = Path(__file__).parent.parent
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -474,6 +474,38 @@ def test_run_that_sends_nothing(tmp_path: Path) -> None:
 def test_long_names_keep_the_end_that_tells_them_apart() -> None:
     assert short("hospital-of-the-city-12", 12) == "hospit…ty-12"
     assert short("site\n1") == "site 1"
+
+
+def test_a_comparison_tells_of_privacy_and_of_the_number_of_clients(tmp_path: Path) -> None:
+    private: dict[str, Any] = {"privacy.unit": "example", "privacy.epsilon": 4.0}
+    none: dict[str, Any] = {"privacy.unit": "none"}
+    few, many = [str(place) for place in range(5)], [str(place) for place in range(7)]
+    directories = [
+        make_run(tmp_path / "a", names=few, **private),
+        make_run(tmp_path / "b", names=few, **none),
+        make_run(tmp_path / "c", names=many),
+    ]
+    for line in (lines := (tmp_path / "a" / "history.jsonl").read_text().splitlines()):
+        assert "epsilon" not in line
+    changed = [json.dumps(json.loads(line) | {"epsilon": 1.5}) for line in lines]
+    (tmp_path / "a" / "history.jsonl").write_text("\n".join(changed) + "\n")
+    (tmp_path / "a" / "summary.json").unlink()
+    runs = [read_run(directory) for directory in directories]
+    assert labels(runs) == [
+        "pfakd, privacy.unit example, clients 5",
+        "pfakd, privacy.unit none, clients 5",
+        "pfakd, privacy.unit none, clients 7",
+    ]
+    page = report(*directories)
+    differing = {row[0]: row[1:] for row in page.body("differing")}
+    assert differing == {"privacy.unit": ["example", "none", "none"], "clients": ["5", "5", "7"]}
+    assert [row[11] for row in page.body("figures")] == ["1.5", MISSING, MISSING]
+    assert table(runs).splitlines()[-1] == "pfakd, privacy.uni…xample, clients 5: privacy spent, epsilon 1.5"
+
+
+def test_names_that_a_cut_would_make_the_same_are_not_cut() -> None:
+    names = [f"fedper, seed 0, rounds {rounds}, participation 1" for rounds in (3, 20)]
+    assert cut([*names, "fedavg, " + "x" * 40], 36) == [*names, "fedavg, " + "x" * 10 + "…" + "x" * 17]
 
 
 def test_runs_that_differ_in_nothing_are_named_by_directory(tmp_path: Path) -> None:

@@ -109,6 +109,25 @@ def test_figures_are_those_of_the_history(tmp_path: Path) -> None:
     assert three["samples"] == samples
 
 
+def test_the_time_of_a_client_is_that_of_its_last_training(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", rounds=2)
+    first, last = (json.loads(line) for line in lines_of(run))
+    first["clients"]["0"] |= {"trained": True, "seconds": 4.0}
+    last["clients"]["0"] |= {"trained": False, "seconds": 0.1}
+    (run / "history.jsonl").write_text(f"{json.dumps(first)}\n{json.dumps(last)}\n")
+    assert clients(looked(run).news(0, 0))["0"]["seconds"] == 4.0
+
+
+def test_a_run_that_its_budget_ended_is_told_as_such(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", rounds=10, done=3)
+    news = looked(run).news(0, 0)
+    assert (news["state"], news["planned"], news["ended"]) == ("stopped", 10, None)
+    summary = read_run(run).figures.to_json()
+    (run / "summary.json").write_text(json.dumps(summary | {"ended_after": 3}))
+    news = looked(run).news(0, 0)
+    assert (news["state"], news["planned"], news["ended"]) == ("finished", 10, 3)
+
+
 def test_a_client_that_was_only_refused_is_there(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", rounds=3, refused={2: ("late", HOSTILE)})
     follower = looked(run)
