@@ -153,10 +153,12 @@ round{{ "" if run.planned_rounds == 1 else "s" }} · seed {{ run.setting("seed")
 
 <div class="cards">
 <div class="card" id="after"><h3>Accuracy after local training</h3><div class="value">{{ spread(figures.after) }}</div>
-<p>mean ± std{% if run.over(last) %} over {{ run.over(last) }}{% endif %}
-{%- if last %}, round {{ last.round }}{% endif %}</p></div>
+<p>{% if figures.after.mean is none and run.rounds %}nobody was measured in round {{ run.rounds[-1].round }}
+{%- else %}mean ± std{% if run.over(last) %} over {{ run.over(last) }}{% endif %}
+{%- if last %}, round {{ last.round }}{% endif %}{% endif %}</p></div>
 <div class="card" id="before"><h3>Before local training</h3><div class="value">{{ spread(figures.before) }}</div>
-<p>{{ "over the %d clients that trained" % last.measured("before") if fewer else
+{% set trained = last.measured("before") if last else 0 %}
+<p>{{ "over the %d client%s that trained" % (trained, "" if trained == 1 else "s") if fewer else
   "what arrived, before any local step" }}</p></div>
 <div class="card" id="worst"><h3>Worst decile of clients</h3>
 <div class="value">{{ accuracy(figures.after.worst_decile) }}</div>

@@ -282,7 +282,8 @@ class Run:
         """
         complete, found = self.history.complete_rounds(), []
         if complete:
-            found.append(Milestone("Last round", complete[-1]))
+            whole = complete[-1] is self.rounds[-1]
+            found.append(Milestone("Last round" if whole else "Last complete round", complete[-1]))
         best = self.figures.best_validation
         found += [
             Milestone("Best round by validation", line) for line in self.rounds if best and line.round == best.round

@@ -187,10 +187,11 @@ def rows(
 
 
 def table_row(shown: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a row of the table; accuracies in percent, mean ± standard deviation over seeds."""
-    measured = (
-        percent_over_runs([s[name] for s in found]) for name in ("validation", "test", "before", "std", "worst_decile")
-    )
+    """Return a row of the table; accuracies in percent, mean ± standard deviation over seeds that all have it."""
+    names = ("validation", "test", "before", "std", "worst_decile")
+    values = ([s[name] for s in found] for name in names)
+    # Of some of the seeds alone it would be no mean of those beside it.
+    measured = (percent_over_runs([] if None in each else each) for each in values)
     sent = (f"{mean(s[way] for s in found) / 1e6:.1f}" if found else "-" for way in ("up", "down"))
     return [*map(str, shown.values()), str(len(found)), *measured, *sent]
 

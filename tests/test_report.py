@@ -15,9 +15,10 @@ import pytest
 
 from common.errors import FloretError
 from data import PARTITIONS
+from results.history import Round, Traffic
 from results.report import client_table, labels, table, write_report
 from results.run import read_run
-from results.sweep import summary_of
+from results.sweep import summary_of, table_row
 from results.text import MISSING, cut, megabytes, percent, short
 
 ROOT = Path(__file__).parent.parent
@@ -442,8 +443,21 @@ def test_a_mean_over_some_clients_stands_beside_none_over_all(tmp_path: Path) ->
     assert [re.split("  +", client_table(run).splitlines()[-1])[1] for run in runs] == [missing, shown]
     summaries = [summary_of(run) for run in runs]
     assert [summary and summary["before"] for summary in summaries] == [None, runs[1].figures.before.mean]
-    # The page of that run alone says over how many it is.
+    # The page of that run alone says over how many it is; a row of a sweep has no mean of one seed beside that of two.
     assert report(some).says("over the 3 clients that trained")
+    assert table_row({}, [summary for summary in summaries if summary])[3] == "-"
+
+
+def test_a_last_round_that_measured_nobody_is_told(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", rounds=4)
+    lines = (run / "history.jsonl").read_text().splitlines(keepends=True)
+    assert report(run).says("Last round")
+    nobody = Round(4, {}, {}, {}, None, Traffic(), (), (), 0.1)
+    (run / "history.jsonl").write_text("".join(lines[:-1]) + json.dumps(nobody.to_json()) + "\n")
+    (run / "summary.json").unlink()
+    page = report(run)
+    assert page.says("nobody was measured in round 4")
+    assert page.says("Last complete round")
 
 
 def test_numbers_and_names_that_no_run_writes_are_shown(tmp_path: Path) -> None:
