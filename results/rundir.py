@@ -70,13 +70,14 @@ class RunDirectory:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take the directory away if nothing was written, as when nobody joined: there is no run to read."""
+        """Give the lock back, and take the directory away if nothing was written, as when nobody joined."""
         if not (self.path / "config.json").exists():
             with suppress(OSError):  # one is not empty
                 self.personal.rmdir()
                 self.checkpoints.rmdir()
                 (self.path / ".lock").unlink()
                 self.path.rmdir()
+        self._lock.close()
 
     @classmethod
     def new(cls, config: RunConfig, run_id: int, simulated: bool) -> Self:

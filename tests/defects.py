@@ -4820,6 +4820,16 @@ DEFECTS: list[Defect] = [
             "tests/test_watch.py::test_the_time_of_a_client_is_that_of_its_last_training",
         ),
     ),
+    *_of(
+        "checkpoint",
+        "results/rundir.py",
+        (
+            "a run that is over keeps its directory until Python clears it away",
+            "        self._lock.close()\n\n    @classmethod",
+            "\n    @classmethod",
+            "tests/test_runtime.py::test_a_run_that_is_over_has_given_its_directory_back",
+        ),
+    ),
 ]
 
 

@@ -23,7 +23,7 @@ from common.sgd import Sgd
 from common.simulation import given_cpus, in_simulation
 from common.starts import Start
 from results.history import Round, Traffic
-from results.rundir import RunDirectory
+from results.rundir import RunDirectory, in_use
 from server_app.app import export
 from server_app.federation import Federation
 from strategies.core import Client, Session
@@ -187,6 +187,15 @@ def test_a_run_of_real_nodes_is_named_after_its_federation(tmp_path: Path) -> No
     config = read_keys(RunConfig, run_config(tmp_path, method="fedavg", federation="clinic", seed=3))
     assert RunDirectory.new(config, 1, simulated=True).path.name.endswith("-fedavg-digits-seed3-000001")
     assert RunDirectory.new(config, 2, simulated=False).path.name.endswith("-fedavg-clinic-seed3-000002")
+
+
+def test_a_run_that_is_over_has_given_its_directory_back(tmp_path: Path) -> None:
+    with RunDirectory.new(read_keys(RunConfig, run_config(tmp_path)), 1, simulated=True) as directory:
+        (directory.path / "config.json").write_text("{}")
+        assert in_use(directory.path)
+    # Also while something still refers to it, as an exception with its frames does.
+    assert not in_use(directory.path)
+    assert directory.path.is_dir()
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
