@@ -19,7 +19,7 @@ from client_app.client import MEMORY, MODEL, ClientSetting, FloretClient, Reside
 from client_app.keeping import Quota
 from client_app.node_config import names_partition, partition_of
 from client_app.policy import Outgoing, Policy, PolicyError
-from client_app.protection import Budget, account_on_node, owes_in_advance, pay_in_advance, within
+from client_app.protection import Budget, account_on_node, pay_in_advance, within
 from client_app.runtime import device_of, enter_app_folder, use_threads
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext, Store, identity, own_seed
 from common.accuracies import EXACT
@@ -261,7 +261,7 @@ class Request:
                     f"the server's message has head-layers = {said!r:.40}; with this model and method it must be "
                     f"{found.head_layers}"
                 )
-            self._count_round(policy)
+            self._count_round()
         if self.has_own_data and not self.protects:
             # Also when it joins: it says how many examples it has.
             note_unprotected(self.state_dir, self.name)
@@ -277,12 +277,11 @@ class Request:
         if self.ledger and drawn_in_secret(self.config.privacy):
             RoundContext.of({**self.scalars, "round": 0}, self.config, over=True)  # refuses what is none of Floret's
             account = account_on_node(*self.ledger, self.config, self.scalars, 0)
-            if self.policy and owes_in_advance(self.config, account):
-                self._count_round(self.policy)
-            pay_in_advance(self.config, account)
+            pay_in_advance(self.config, account, self._count_round)
 
-    def _count_round(self, policy: Policy) -> None:
-        policy.check_day(Audit(self.state_dir, self.name).count_round())
+    def _count_round(self) -> None:
+        if self.policy:
+            self.policy.check_day(Audit(self.state_dir, self.name).count_round())
 
     def _check_said(self, classes: int) -> None:
         """Check what a message to a protected client says against its run.

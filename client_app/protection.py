@@ -6,7 +6,7 @@ With ``privacy.unit = "example"`` everything that feeds the shared part is train
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -356,13 +356,13 @@ def account_on_node(
     return LedgerAccount(ledger, line, starts, budget)
 
 
-def owes_in_advance(config: RunConfig, account: Account) -> bool:
-    """Return whether a run has rounds that ``pay_in_advance`` would pay for."""
-    return bool(account.in_advance(_of_client(config), config.rounds))
-
-
-def pay_in_advance(config: RunConfig, account: Account) -> None:
+def pay_in_advance(config: RunConfig, account: Account, permit: Callable[[], None] = lambda: None) -> None:
     """Pay for all rounds of a run whose server draws its clients in secret, as far as it is not done.
+
+    Args:
+        config: of the run.
+        account: who pays.
+        permit: is asked before anything is paid; what it raises goes on.
 
     Raises:
         BudgetError: it is more than the node permits, or of more starts of the server than can be paid at once.
@@ -374,6 +374,8 @@ def pay_in_advance(config: RunConfig, account: Account) -> None:
             f"the server was started {len(due)} times for which this client has not paid; it pays for at most "
             f"{_MOST_STARTS} at once"
         )
+    if due:
+        permit()
     account.pay([release for _, release in due], [attempt for attempt, _ in due])
 
 

@@ -236,5 +236,7 @@ def load_personal(store: FileStore, device: str = "cpu") -> Personal:
             config=config,
             notes=tuple(state.notes),
         )
+    except torch.OutOfMemoryError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
         raise FloretError(f"{store.directory}: was written by another version of Floret") from error

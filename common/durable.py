@@ -47,10 +47,10 @@ def open_file(path: Path, mode: str, *, private: bool) -> IO[bytes]:
     Raises:
         OSError: as ``open``; it is a link, or a pipe that nobody reads.
     """
-    return open(path, mode, opener=lambda name, flags: open_unlinked(name, flags, private=private))
+    return open(path, mode, opener=lambda name, flags: open_descriptor(name, flags, private=private))
 
 
-def open_unlinked(path: str | Path, flags: int, *, private: bool = False) -> int:
+def open_descriptor(path: str | Path, flags: int, *, private: bool = False) -> int:
     """Return a descriptor of a file to be written, as ``open_file`` opens it."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600 if private else 0o666)
 

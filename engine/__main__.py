@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 
-from common.durable import open_unlinked
+from common.durable import open_descriptor
 from common.errors import FloretError
 from common.imports import quick_imports
 
@@ -26,7 +26,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     for line in sys.stdin:
         job = json.loads(line)
-        file = open_unlinked(job["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        file = open_descriptor(job["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, 1)
         os.dup2(file, 2)
         os.close(file)

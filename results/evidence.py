@@ -434,8 +434,8 @@ def _counted(outcomes: Iterable[set[str]]) -> str:
 def _outcomes(outcomes: Iterable[set[str]]) -> dict[str, int]:
     """Return how many claims have which outcome, of their outcomes in each file of results.
 
-    Those are undecided in which seeds differ somewhere and that hold nowhere else in some columns only, mixed that
-    hold in some columns or at one of two scales, and held so far that hold, but somewhere not yet against all rivals.
+    Mixed are those that hold in some columns alone, or at one of two scales; undecided are others in which seeds differ
+    somewhere; held so far are those that hold, but somewhere not yet against all rivals.
     """
     found = list(outcomes)
     held, broken = found.count({HELD}), found.count({NOT_HELD})

@@ -147,8 +147,7 @@ class Follower:
         self.going = going
         # The summary of a run that was resumed for more rounds is still there when it goes on.
         self._ended = ended_after(self.directory / "summary.json") if done else None
-        last = self._last_planned
-        self.finished = not going and done and (self.more or self.last >= last)
+        self.finished = not going and done and (self.more or self.last >= self._last_planned)
         return max(0, self._offset - before)
 
     def left(self) -> float | None:

@@ -15,6 +15,9 @@ from common.versions import versions
 from results.history import MOST, Figures, History, Json, Round, Spread, highest, whole
 from results.text import plain
 
+# Bytes of a file of a run.
+_LARGEST = 2**32
+
 T = TypeVar("T")
 
 OWN_DATA = "each client's own data"
@@ -352,10 +355,6 @@ def _read_rounds(file: Path) -> tuple[Round, ...]:
             rounds.pop()
         rounds.append(new)
     return tuple(rounds)
-
-
-# Bytes of a file of a run.
-_LARGEST = 2**32
 
 
 def _read(file: Path) -> str:

@@ -12,7 +12,7 @@ class Local(FloretStrategy):
 
     @classmethod
     def check_protects(cls, config: RunConfig) -> None:
-        """Check that there is no ``privacy.unit``: it would be the name of a promise about nothing.
+        """Refuse ``privacy.unit``: nothing leaves that it could protect.
 
         Raises:
             ConfigError: there is.

@@ -4735,8 +4735,8 @@ DEFECTS: list[Defect] = [
         "client_app/app.py",
         (
             "joining a run that is paid for does not count in a day",
-            "if self.policy and owes_in_advance(self.config, account):",
-            "if False:",
+            "pay_in_advance(self.config, account, self._count_round)",
+            "pay_in_advance(self.config, account)",
             "tests/test_privacy.py::test_joining_a_run_that_is_paid_for_counts_as_a_round_and_has_a_bound",
         ),
     ),

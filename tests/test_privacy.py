@@ -1415,7 +1415,7 @@ def test_whoever_joins_a_run_with_secret_draws_pays_for_all_of_it(tmp_path: Path
 
 
 def test_joining_a_run_that_is_paid_for_counts_as_a_round_and_has_a_bound(tmp_path: Path) -> None:
-    site = Site(tmp_path, "noise-by-server: true\nmax-rounds-a-day: 2\n")
+    site = Site(tmp_path, "noise-by-server: true\nmax-rounds-a-day: 1\n")
     keys: dict[str, Any] = {**PROTECTED, "privacy__unit": "client", "privacy__where": "server", "rounds": 200}
     keys |= {"privacy__noise": 2.0, "participation": 0.25}
     # 101 starts, each of which made rounds that have to be paid for.
@@ -1428,7 +1428,7 @@ def test_joining_a_run_that_is_paid_for_counts_as_a_round_and_has_a_bound(tmp_pa
     for _ in range(2):  # the second time there is nothing to pay
         assert "client" in site.ask("query.describe", scalars={"session.lineage": "a"}, **keys)
     line = site.refusal("query.describe", scalars={"session.lineage": "b"}, **keys)
-    assert line.startswith("this node's policy has max-rounds-a-day = 2")
+    assert line.startswith("this node's policy has max-rounds-a-day = 1")
     assert len(Ledger.of(tmp_path / "state", "site").lines()) == 1
 
 
