@@ -61,6 +61,6 @@ def sweep(
     given = {"-c": parse_run_configs(run_configs), "--grid": grid.varied}
     tell_unused(given, [runs.config(job.spec) for job in wanted])
     failed = run_missing(runs, wanted, keep_models=keep_models)
-    click.echo("\n" + grid.write(runs, output))
+    click.echo("\n" + grid.write(runs, output, failed))
     if failed:
         raise FloretError(f"{len(failed)} of {len(wanted)} runs failed; see above")

@@ -7,6 +7,7 @@ line needs are imported within functions, so that an edge client starts fast.
 """
 
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -342,6 +343,14 @@ def at_stop(handler: Callable[[], None]) -> None:
     from flwr.common.exit import add_exit_handler
 
     add_exit_handler(handler)
+
+
+def colour_log() -> None:
+    """Let Flower's log have colours if standard error is a terminal and ``NO_COLOR`` is not set, else none."""
+    # It has them wherever it goes, and no setting. Without it: their codes stand in files and journals.
+    from flwr.common.logger import update_console_handler
+
+    update_console_handler(colored=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
 
 
 # Messages between a node's own processes

@@ -198,6 +198,7 @@ class Follower:
                     *(run.setting("model"), run.partition, f"seed {run.setting('seed')}"),
                     *filter(None, [run.not_exact]),
                 ],
+                "privacy": f"per {run.setting('privacy.unit')}, \u03b4 = {run.setting('privacy.delta')}; ",
                 "started": run.started,
                 "resumed": [_whole(one.get("round")) for one in resumed],
             }
@@ -206,6 +207,7 @@ class Follower:
                 "method": status.method if status else "run",
                 "dataset": status.dataset if status else "?",
                 "words": [],
+                "privacy": "",
                 "started": "",
                 "resumed": [],
             }

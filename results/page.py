@@ -136,6 +136,9 @@ SWEEP = """
 </tbody>
 </table>
 </div>
+{% for note in notes %}
+<p class="note">{{ note }}</p>
+{% endfor %}
 </section>
 <footer>Written by floret sweep.</footer>
 {% endblock %}
@@ -172,6 +175,7 @@ def write_sweep_page(
     conditions: str,
     head: Sequence[str],
     rows: Sequence[Sequence[str]],
+    notes: Sequence[str],
     points: Sequence[tuple[str, Sequence[float], Sequence[float]]],
     path: Path,
 ) -> None:
@@ -182,6 +186,7 @@ def write_sweep_page(
         conditions: the keys that are the same in all combinations, as text.
         head: of the table.
         rows: of the table, best first.
+        notes: lines below it.
         points: name, validation and test accuracies in [0, 1] (a number a seed; none for a split that is empty) of each
             combination, best first.
         path: of the page.
@@ -214,6 +219,7 @@ def write_sweep_page(
         "conditions": conditions,
         "head": head,
         "rows": rows,
+        "notes": notes,
         "svg": svg,
         "validated": validated,
     }

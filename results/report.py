@@ -81,6 +81,7 @@ def table(runs: Sequence[Run]) -> str:
         )
     over = [f"{name}: accuracies are over {run.figures_over}" for run, name in named if run.figures_over]
     telling = [f"{name}: {run.not_exact}" for run, name in named if run.not_exact]
+    telling += [f"{name}: {run.nothing_used}" for run, name in named if run.nothing_used]
     spent = [f"{name}: privacy spent, epsilon {e:.3g}" for run, name in named if (e := run.figures.epsilon) is not None]
     return "\n".join([_aligned(rows), *over, *telling, *spent])
 
@@ -121,7 +122,7 @@ def client_table(run: Run) -> str:
         heading += f"\n{run.not_exact}"
     if len(groups) > 1:
         heading += f"\n{len(line.clients)} clients: the 10 worst and the 10 best are shown, the report has all"
-    return "\n".join([heading, "", *text, *([run.fewer_rounds] if run.fewer_rounds else [])])
+    return "\n".join([heading, "", *text, *filter(None, [run.fewer_rounds, run.nothing_used])])
 
 
 # Page

@@ -149,6 +149,7 @@ RUN = """
 client{{ "" if clients | length == 1 else "s" }} · {{ run.planned_rounds }}
 round{{ "" if run.planned_rounds == 1 else "s" }} · seed {{ run.setting("seed") }}</p>
 {% if run.fewer_rounds %}<p class="badge">{{ run.fewer_rounds }}</p>{% endif %}
+{% if run.nothing_used %}<p class="badge">{{ run.nothing_used }}</p>{% endif %}
 </header>
 
 <div class="cards">
@@ -334,6 +335,9 @@ The highest mean is in bold.{% if fewer %} A dash before local training: only so
 {% endfor %}
 {% for run, name in runs if run.fewer_rounds %}
 <p class="badge">{{ name }}: {{ run.fewer_rounds }}</p>
+{% endfor %}
+{% for run, name in runs if run.nothing_used %}
+<p class="badge">{{ name }}: {{ run.nothing_used }}</p>
 {% endfor %}
 </section>
 

@@ -202,6 +202,14 @@ class Run:
         return self.finished and self.last_round < self.history.planned
 
     @property
+    def nothing_used(self) -> str | None:
+        """That no reply of any round was used, and why the first was not; None if one was, or there is no round."""
+        if not self.rounds or any(client.trained for line in self.rounds for client in line.clients.values()):
+            return None
+        refused = [f"client {one.client}: {one.reason}" for line in self.rounds for one in line.refused]
+        return "no reply was used in any round" + (f"; the first is refused: {refused[0]}" if refused else "")
+
+    @property
     def dataset(self) -> str:
         """The dataset, or whose own data were used in its place."""
         return _data(self.setting("dataset"), *self._own())

@@ -244,14 +244,14 @@ class Runs:
                 self._start(spec, folder, code, {"resume": str(before)} if goes_on else {}, watch)
                 if goes_on and _resumed(before) > resumed and not self._wanted(folder, spec):
                     return reason_of(log)  # it did go on, and was ended again; the next command goes on from there
-        elif before and _nothing_used(before):
+        elif before and read_run(before).nothing_used:
             self._start(spec, folder, code, {}, watch)
         if not self._wanted(folder, spec):
             self._start(spec, folder, code, {}, watch)
         run = self._wanted(folder, spec)
         if not run:
             return reason_of(log)
-        if nothing := _nothing_used(run):
+        if nothing := read_run(run).nothing_used:
             return f"{nothing} (see {log})"
         if not keep_models:
             shutil.rmtree(run / "checkpoints", ignore_errors=True)
@@ -362,15 +362,6 @@ def _is_told(folder: Path, run: Path) -> bool:
         return False  # its program was killed before it wrote it
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return True  # said by who reads all of it
-
-
-def _nothing_used(run: Path) -> str:
-    """Return that no reply of a finished run was used, and why the first was not; an empty text if one was."""
-    rounds = read_run(run).rounds
-    if any(client.trained for line in rounds for client in line.clients.values()):
-        return ""
-    refused = [f"; the first is refused: client {one.client}: {one.reason}" for line in rounds for one in line.refused]
-    return "no reply was used in any round" + (refused[0] if refused else "")
 
 
 def _resumable(run: Path) -> bool:

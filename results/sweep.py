@@ -11,7 +11,7 @@ from statistics import mean
 from typing import Any, Self
 
 from common.durable import write_whole
-from common.errors import ConfigError, FloretError
+from common.errors import ConfigError, FloretError, printable
 from common.run_config import federation_text, parse_run_configs
 from results.jobs import Job
 from results.run import Run
@@ -59,12 +59,20 @@ class Sweep:
 
     def jobs(self) -> list[Job]:
         """Return the runs as jobs."""
-        return [Job(spec, " ".join(f"{key}={keys[key]}" for key in self.varied), _describe) for keys, spec in self.runs]
+        return [Job(spec, self._label(keys), _describe) for keys, spec in self.runs]
 
-    def write(self, runs: Runs, folder: Path) -> str:
-        """Write sweep.md, sweep.json and sweep.html from the runs that are done, and return the table of sweep.md.
+    def _label(self, keys: Keys) -> str:
+        return " ".join(f"{key}={keys[key]}" for key in self.varied)
 
-        A run that cannot be read is left out; ``run_missing`` says why.
+    def write(self, runs: Runs, folder: Path, failed: Mapping[str, str]) -> str:
+        """Write sweep.md, sweep.json and sweep.html from the runs that are done, and return the text of sweep.md.
+
+        It is a table, and a line for each run that is not in it or whose figures are of some of the clients.
+
+        Args:
+            runs: where they are.
+            folder: for the files.
+            failed: why a run failed, by the name of its folder, as ``run_missing`` returns it.
 
         Raises:
             FloretError: no run is done.
@@ -72,19 +80,24 @@ class Sweep:
         from results.page import write_sweep_page
 
         measured: list[tuple[Keys, Keys | None]] = []
-        entries = []
+        entries, notes = [], []
         for keys, spec in self.runs:
-            outcome = None
-            with suppress(FloretError):
+            reason, outcome = failed.get(runs.folder(spec).name, ""), None
+            with suppress(FloretError):  # ``failed`` says it
                 outcome = runs.outcome(spec)
             summary = summary_of(outcome.run) if outcome else None
             measured.append((keys, summary))
             entries.append({"keys": keys, "summary": summary, **({"about": outcome.about} if outcome else {})})
+            if summary is None:
+                notes.append(f"{self._label(keys)} is not in the table: {reason or 'it measured no accuracy'}")
+            elif outcome and (over := outcome.run.over(outcome.run.history.last_complete())):
+                notes.append(f"{self._label(keys)}: accuracies are over {over}")
+        notes = [printable(note) for note in notes]
         found = rows(measured, self.varied)
         head = [*(key for key in self.varied if key != "seed"), *HEAD]
         texts = [table_row(shown, summaries) for shown, summaries in found]
-        table = markdown(head, texts)
-        write_whole(folder / "sweep.md", (table + "\n").encode())
+        text = "\n".join([markdown(head, texts), *(f"\n{note}" for note in notes)])
+        write_whole(folder / "sweep.md", (text + "\n").encode())
         about = {"grid": self.grids, "run-config": self.run_config, "federation-config": self.federation_config}
         write_whole(folder / "sweep.json", (json.dumps(about | {"runs": entries}, indent=1) + "\n").encode())
         points = [
@@ -97,8 +110,8 @@ class Sweep:
             if summaries
         ]
         conditions = f"{self.run_config} {self.federation_config}".strip()
-        write_sweep_page(self.varied, conditions, head, texts, points, folder / "sweep.html")
-        return table
+        write_sweep_page(self.varied, conditions, head, texts, notes, points, folder / "sweep.html")
+        return text
 
 
 def combinations(grids: Sequence[str], same: Iterable[str] = ()) -> list[Keys]:

@@ -141,7 +141,9 @@ function say(id, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-const percent = (value) => value === null || value === undefined ? DASH : (100 * value).toFixed(1) + SPACE + "%";
+// With one decimal, ties to even as in the report: of numbers with a tie, only those that end in .25 differ.
+const tenths = (value) => (value % 1 === 0.25 ? value - 0.05 : value).toFixed(1);
+const percent = (value) => value === null || value === undefined ? DASH : tenths(100 * value) + SPACE + "%";
 
 function megabytes(count) {
   const amount = count / 1e6;
@@ -151,8 +153,8 @@ function megabytes(count) {
 
 function duration(seconds) {
   if (seconds === null || seconds === undefined) return DASH;
-  if (seconds < 1) return seconds.toPrecision(2) + SPACE + "s";
-  if (seconds < 59.95) return seconds.toFixed(1) + SPACE + "s";
+  if (seconds < 1) return +seconds.toPrecision(2) + SPACE + "s";
+  if (seconds < 59.95) return tenths(seconds) + SPACE + "s";
   const whole = Math.round(seconds), two = (value) => String(value).padStart(2, "0");
   if (whole < 3600) return `${Math.floor(whole / 60)} min ${two(whole % 60)} s`;
   return `${Math.floor(whole / 3600)} h ${two(Math.floor(whole % 3600 / 60))} min`;
@@ -279,14 +281,16 @@ function showNow(run) {
   $("progress").value = share;
   say("rounds", `${run.last} of ${run.planned || "?"} rounds, ${Math.floor(100 * share)}${SPACE}%`);
   say("waits", run.more ? "The history is being read." : waits(run));
-  say("problems", run.problems.join("; "));
-  $("problems").hidden = !run.problems.length;
+  const used = run.more || !run.rounds.length || [...run.clients.values()].some((client) => client.trained);
+  const problems = [...run.problems, ...(used ? [] : ["no reply has been used up to now"])];
+  say("problems", problems.join("; "));
+  $("problems").hidden = !problems.length;
   const after = lastOf(complete(run, "after")), before = lastOf(complete(run, "before"));
   const over = (count) => count < run.clients.size ? ` over ${count.toLocaleString("en")} of ${clients}` : "";
-  card("after", percent(after && after.after), after ? `\u00b1 ${(100 * after.afterStd).toFixed(1)}` : "",
+  card("after", percent(after && after.after), after ? `\u00b1 ${tenths(100 * after.afterStd)}` : "",
     after ? `\u00b1 std${over(after.afterCount)}, round ${after.round}`
       : run.last ? "nothing measured" : "no round yet");
-  card("before", percent(before && before.before), before ? `\u00b1 ${(100 * before.beforeStd).toFixed(1)}` : "",
+  card("before", percent(before && before.before), before ? `\u00b1 ${tenths(100 * before.beforeStd)}` : "",
     before ? `as received${over(before.beforeCount)}, round ${before.round}` : "");
   card("worst", percent(after && after.afterWorst), "",
     before ? `before: ${percent(before.beforeWorst)}${over(before.beforeCount)}` : "");
@@ -297,7 +301,8 @@ function showNow(run) {
   card("refused", refused.toLocaleString("en"), "", line ? `${line.refused} in round ${line.round}` : "");
   const spent = line ? line.epsilon : null;
   $("epsilon-value").closest(".card").hidden = spent === null;
-  if (spent !== null) card("epsilon", spent.toPrecision(3), "", "the client that spent most");
+  const most = `${about.privacy}the client that spent most`;
+  if (spent !== null) card("epsilon", `\u03b5 ${+spent.toPrecision(3)}`, "", most);
   document.title = `${run.state === "going" ? `${run.last}/${run.planned}` : STATES[run.state]} \u00b7 `
     + `${about.method} on ${about.dataset}`;
   announce(run);
@@ -660,7 +665,7 @@ _CARDS = "\n".join(
         _card("left", "Time left"),
         _card("sent", "Sent up / down"),
         _card("refused", "Refused replies"),
-        _card("epsilon", "Privacy spent (\u03b5)"),
+        _card("epsilon", "Privacy spent"),
     )
 )
 

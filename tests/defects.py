@@ -2860,8 +2860,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "a run that used no reply is done",
-            'return "no reply was used in any round" + ',
-            'return "" and ',
+            "if nothing := read_run(run).nothing_used:",
+            'if nothing := "":',
             EXPERIMENTS,
         ),
     ),
@@ -4828,6 +4828,86 @@ DEFECTS: list[Defect] = [
             "        self._lock.close()\n\n    @classmethod",
             "\n    @classmethod",
             "tests/test_runtime.py::test_a_run_that_is_over_has_given_its_directory_back",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/apple.py",
+        (
+            "APPLE keeps a core model of every name that it was ever told",
+            "for name, tensor in self.memory.items() if name in peers}",
+            "for name, tensor in self.memory.items() if peers}",
+            "tests/test_fedkd_fedcac_apple.py::test_what_is_kept_of_others_is_of_those_that_the_server_lists",
+        ),
+    ),
+    *_of(
+        "nodes",
+        "common/flower.py",
+        (
+            "a log in a file has codes of colours",
+            "colored=sys.stderr.isatty() and not os",
+            "colored=not os",
+            "tests/test_engine.py::test_a_log_has_colours_on_a_terminal",
+        ),
+    ),
+    *_of(
+        "nodes",
+        "common/flower.py",
+        (
+            "a log has colours where NO_COLOR is set",
+            'colored=sys.stderr.isatty() and not os.environ.get("NO_COLOR")',
+            "colored=sys.stderr.isatty()",
+            "tests/test_engine.py::test_a_log_has_colours_on_a_terminal",
+        ),
+    ),
+    *_of(
+        "nodes",
+        "client_app/node/supervisor.py",
+        (
+            "a node's messages are logged with colours wherever they go",
+            "        colour_log()\n        for kind",
+            "        for kind",
+            "tests/test_nodes.py::test_real_nodes_give_the_numbers_of_the_other_ways",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/sweep.py",
+        (
+            "a sweep does not say which runs are not in its table",
+            "            if summary is None:\n                notes",
+            "            if summary is None and outcome:\n                notes",
+            "tests/test_experiments.py::test_a_damaged_run_of_a_sweep_leaves_the_others",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/sweep.py",
+        (
+            "a sweep does not say that figures are of some of the clients",
+            'notes.append(f"{self._label(keys)}: accuracies are over {over}")',
+            "notes.extend(())",
+            "tests/test_experiments.py::test_a_sweep_says_which_figures_are_of_some_of_the_clients",
+        ),
+    ),
+    *_of(
+        "figures",
+        "results/run.py",
+        (
+            "a report is silent on a run of which no reply was used",
+            "        if not self.rounds or any(client.trained ",
+            "        if not self.rounds or any(client.before ",
+            "tests/test_report.py::test_a_run_of_which_no_reply_was_used_says_so",
+        ),
+    ),
+    *_of(
+        "figures",
+        "results/follow.py",
+        (
+            "the watch page tells epsilon without its unit",
+            "f\"per {run.setting('privacy.unit')}, ",
+            'f"',
+            "tests/test_watch.py::test_the_unit_of_privacy_is_told",
         ),
     ),
 ]

@@ -473,10 +473,10 @@ def test_rows_of_a_sweep_are_ordered_by_validation() -> None:
 @pytest.mark.parametrize("validation", [[0.5, 0.7], []])
 def test_the_page_of_a_sweep_with_and_without_a_validation_split(tmp_path: Path, validation: list[float]) -> None:
     points = [("lr=0.1", validation, [0.6, 0.8]), ("lr=0.01", validation, [0.5])]
-    write_sweep_page(
-        ["lr"], "rounds=1", ["lr", "test after"], [["0.1", "70.0"], ["0.01", "50.0"]], points, tmp_path / "p"
-    )
+    table = [["0.1", "70.0"], ["0.01", "50.0"]]
+    write_sweep_page(["lr"], "rounds=1", ["lr", "test after"], table, ["lr=1 <b>"], points, tmp_path / "p")
     page = (tmp_path / "p").read_text()
+    assert "lr=1 &lt;b&gt;" in page
     assert "<td>70.0</td>" in page
     assert "Accuracy of each combination" in page
     assert ("The validation split decides" in page) == bool(validation)

@@ -30,6 +30,7 @@ from safetensors.numpy import load_file
 
 from client_app.client import Agreed, Resident
 from common.errors import ConfigError
+from common.flower import colour_log
 from common.resources import Resources
 from common.simulation import KeptState
 from engine.grid import EngineGrid, _Worker
@@ -499,6 +500,28 @@ def test_what_cannot_run_ends_with_a_line(runner: Runner, run_config: str, rest:
     log = runner.run(run_config, 4, ROOT, *rest, code=2)
     assert line in log.splitlines()[-1]
     assert "Traceback" not in log
+
+
+def test_a_log_that_goes_to_a_file_has_no_colours(runner: Runner) -> None:
+    del runner.env["NO_COLOR"]
+    log = runner.run('method="local" rounds=1 local-epochs=1')
+    assert "INFO :      round 1/1 | " in log
+    assert "\x1b" not in log
+
+
+@pytest.mark.parametrize(
+    ("terminal", "no_color", "coloured"),
+    [(True, "", True), (True, "1", False), (False, "", False)],
+)
+def test_a_log_has_colours_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, no_color: str, coloured: bool
+) -> None:
+    (handler,) = (handler for handler in logging.getLogger("flwr").handlers if hasattr(handler, "colored"))
+    monkeypatch.setattr(handler, "colored", not coloured)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    colour_log()
+    assert handler.colored == coloured
 
 
 def test_a_terminal_has_a_bar_and_the_log_above_it(runner: Runner) -> None:

@@ -1,6 +1,7 @@
 """Experiment files: the papers' tables as they are printed, the runs that they need, the tables of results."""
 
 import fcntl
+import html
 import io
 import json
 import os
@@ -605,6 +606,28 @@ def test_a_damaged_run_of_a_sweep_leaves_the_others(tmp_path: Path, name: str, c
     assert str(again.exception) == "1 of 3 runs failed; see above"
     entries = json.loads((tmp_path / "sweep.json").read_text())["runs"]
     assert sum(entry["summary"] is not None for entry in entries) == 2
+    (lost,) = (entry["keys"]["lr"] for entry in entries if entry["summary"] is None)
+    line = f"lr={lost} is not in the table: {damaged}: cannot be read ("
+    assert (tmp_path / "sweep.md").read_text().splitlines()[-1].startswith(line)
+    assert line in again.output
+    assert line in html.unescape((tmp_path / "sweep.html").read_text())
+
+
+def test_a_sweep_says_which_figures_are_of_some_of_the_clients(tmp_path: Path) -> None:
+    assert swept(tmp_path, WritingEngine()).exit_code == 0
+    assert "accuracies are over" not in (tmp_path / "sweep.md").read_text()
+    first = sorted((tmp_path / "cells").glob("[0-9a-f]*"))[0]
+    (file,) = first.rglob("history.jsonl")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        left = line["clients"].popitem()[0]
+    (config,) = first.rglob("config.json")
+    known = json.loads(config.read_text())
+    config.write_text(json.dumps(known | {"clients": known.get("clients", {}) | {left: {"samples": {"train": 10}}}}))
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert swept(tmp_path, WritingEngine()).exit_code == 0
+    said = (tmp_path / "sweep.md").read_text().splitlines()[-1]
+    assert re.fullmatch(r"lr=0\.\d: accuracies are over (\d+) of (\d+) clients", said)
 
 
 def test_runs_of_other_code_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -840,6 +840,22 @@ def test_downloads_count_for_their_probabilities_where_they_were_made(
     assert bases == [pytest.approx(taken / 3)]
 
 
+def test_what_is_kept_of_others_is_of_those_that_the_server_lists(tmp_path: Path) -> None:
+    """Names that a server makes up, and clients of a run long ago, are not kept for ever, with a model each."""
+    outcome = federate(tmp_path, 4, method="apple", rounds=4, apple__downloads=1, **QUICK)
+    client = standing(outcome.grid.contexts[1000], message_to(outcome, 0, 4))
+    made_up = {f"{RELATIONSHIP}gone": torch.tensor(0.1), f"{PEER}gone": client.memory[CORE].clone()}
+    client.memory |= made_up
+    client.message["clients"], client.message["samples"] = ["0", "1", "2"], [10, 10, 10]
+    client.received = {name: tensor for name, tensor in client.received.items() if int(name.split(".")[0]) < 3}
+    client.receive()
+    client.train()
+    client.upload()
+    assert client.memory.keys() - {CORE, DOWNLOADED} <= {f"{of}{i}" for i in range(3) for of in (RELATIONSHIP, PEER)}
+    assert client.memory.keys() >= {f"{RELATIONSHIP}{i}" for i in range(3)}
+    assert any(name.startswith(PEER) for name in client.memory)
+
+
 @pytest.mark.thorough
 def test_what_was_downloaded_is_mixed_until_it_is_downloaded_again(tmp_path: Path) -> None:
     outcome = federate(tmp_path, 4, method="apple", rounds=5, apple__downloads=1, **QUICK)

@@ -517,6 +517,29 @@ def test_a_comparison_tells_of_privacy_and_of_the_number_of_clients(tmp_path: Pa
     assert table(runs).splitlines()[-1] == "pfakd, privacy.uni…xample, clients 5: privacy spent, epsilon 1.5"
 
 
+def never_used(directory: Path) -> Path:
+    """Rewrite a run's history as if every reply had been refused."""
+    lines = [json.loads(line) for line in (directory / "history.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["refused"] = [{"client": name, "reason": "training diverged"} for name in line["clients"]]
+        line["clients"] = {name: client | {"trained": False} for name, client in line["clients"].items()}
+    (directory / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return directory
+
+
+def test_a_run_of_which_no_reply_was_used_says_so(tmp_path: Path) -> None:
+    used, unused = make_run(tmp_path / "a"), never_used(make_run(tmp_path / "b"))
+    said = "no reply was used in any round; the first is refused: client 0: training diverged"
+    assert read_run(unused).nothing_used == said
+    assert read_run(used).nothing_used is None
+    assert report(unused).says(said)
+    assert not report(used).says("no reply was used")
+    runs = [read_run(used), read_run(unused)]
+    assert report(used, unused).says(f"{labels(runs)[1]}: {said}")
+    assert any(line.endswith(f": {said}") for line in table(runs).splitlines())
+    assert client_table(runs[1]).splitlines()[-1] == said
+
+
 def test_names_that_a_cut_would_make_the_same_are_not_cut() -> None:
     names = [f"fedper, seed 0, rounds {rounds}, participation 1" for rounds in (3, 20)]
     assert cut([*names, "fedavg, " + "x" * 40], 36) == [*names, "fedavg, " + "x" * 10 + "…" + "x" * 17]

@@ -118,6 +118,12 @@ def test_the_time_of_a_client_is_that_of_its_last_training(tmp_path: Path) -> No
     assert clients(looked(run).news(0, 0))["0"]["seconds"] == 4.0
 
 
+def test_the_unit_of_privacy_is_told(tmp_path: Path) -> None:
+    private: dict[str, Any] = {"privacy.unit": "client", "privacy.delta": 1e-5}
+    run = make_run(tmp_path / "run", **private)
+    assert looked(run).news(0, 0)["about"]["privacy"] == "per client, \u03b4 = 1e-05; "
+
+
 def test_a_run_that_its_budget_ended_is_told_as_such(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", rounds=10, done=3)
     news = looked(run).news(0, 0)

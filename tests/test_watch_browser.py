@@ -19,10 +19,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from results.text import duration, percent
 from results.watch import Board, WatchServer
 from tests.conftest import PATIENCE
 from tests.harness import DirectGrid, federate, without_the_first_after_two_rounds
-from tests.test_report import make_run
+from tests.test_report import make_run, never_used
 from tests.test_watch import HOSTILE, lines_of
 
 pytestmark = pytest.mark.slow
@@ -386,6 +387,22 @@ def test_several_runs_side_by_side(tmp_path: Path, show: Callable[..., Browser])
         assert page.js("return document.documentElement.scrollWidth") <= width
         ratio, where = page.js(CONTRAST)
         assert ratio >= 4.5, where
+    page.check()
+
+
+def test_figures_are_rounded_as_in_the_report(tmp_path: Path, show: Callable[..., Browser]) -> None:
+    page = show(federate(tmp_path, 3, method="fedper", rounds=1).directory)
+    page.until(lambda: page.text("state") == "Finished")
+    for part in range(161):
+        assert page.js(f"return percent({part}/160)") == percent(part / 160)
+    for seconds in (0.5, 0.123, 1.25, 3.75, 59.94):
+        assert page.js(f"return duration({seconds})").replace("\u00a0", " ") == duration(seconds)
+    page.check()
+
+
+def test_a_run_of_which_no_reply_was_used_says_so(tmp_path: Path, show: Callable[..., Browser]) -> None:
+    page = show(never_used(make_run(tmp_path / "run")))
+    page.until(lambda: page.text("problems") == "no reply has been used up to now")
     page.check()
 
 

@@ -157,10 +157,12 @@ class APPLE(FloretClient):
         return self.run_steps(self.config.local_epochs, step)
 
     def upload(self) -> dict[str, Tensor]:
-        """Return the own core model; keep it and the relationships."""
+        """Return the own core model; keep it and what is known of the clients that the server lists."""
         core = self._core.detach().clone()
         known = zip(self._names, self._relationships.detach().clone(), strict=True)
-        self.memory |= {CORE: core} | {RELATIONSHIP + name: relationship for name, relationship in known}
+        peers = {PEER + name for name in self._names} | {DOWNLOADED}
+        kept = {name: tensor for name, tensor in self.memory.items() if name in peers}
+        self.memory = kept | {CORE: core} | {RELATIONSHIP + name: relationship for name, relationship in known}
         return self._tensors(core)
 
     def _mix(self) -> None:
