@@ -9,6 +9,7 @@ import torch
 from flwr.app import RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from client_app.batches import epoch, normalise
 from client_app.methods.fedproto import VALUES, NearestPrototype
@@ -32,6 +33,20 @@ def test_fedprox_half_the_squared_distance_over_all_parameters() -> None:
     anchor = [torch.tensor([0.0, 4.0]), torch.tensor([[6.0]])]
     # differences 1, -2, -3: squares 1 + 4 + 9 = 14; 0.5 / 2 * 14
     assert proximal_term(own, anchor, 0.5).item() == pytest.approx(3.5)
+
+
+def test_the_gradient_of_the_proximal_term_is_autograds_to_the_bit() -> None:
+    generator = torch.Generator().manual_seed(3)
+    own = [torch.randn(shape, generator=generator, requires_grad=True) for shape in ((7, 5), (11,), ())]
+    anchor = [torch.randn(w.shape, generator=generator) for w in own]
+
+    def of(term: Tensor) -> list[Tensor]:
+        # Beside another loss, as in training.
+        loss = torch.stack([(1.1 * w).sin().sum() for w in own]).sum() + term
+        return [loss.detach(), *torch.autograd.grad(loss, own)]
+
+    plain = 0.3 / 2 * torch.stack([(w - g).square().sum() for w, g in zip(own, anchor, strict=True)]).sum()
+    assert all(map(torch.equal, of(proximal_term(own, anchor, 0.3)), of(plain)))
 
 
 def test_pfakd_distillation_sum_and_mean() -> None:
