@@ -892,8 +892,9 @@ class FloretClient(NumPyClient):
         return {f"{when}.{name}": self.accuracy(split) for name, split in splits.items() if len(split)}
 
     def _check_finite(self, tensors: Mapping[str, Tensor]) -> None:
-        finite = {name: torch.isfinite(t).all() for name, t in tensors.items() if t.is_floating_point()}
-        # Looked at together, so that a GPU is waited for once.
+        floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+        # Looked at together, so that a GPU is waited for once; what has been spent on privacy is never there.
+        finite = {name: torch.isfinite(tensor).all().to(self.device) for name, tensor in floating.items()}
         for name, fine in zip(finite, torch.stack(list(finite.values())).tolist(), strict=True):
             if not fine:
                 raise FloretError(f"training diverged: {name} is not finite; lower lr (now {self.lr:g})")

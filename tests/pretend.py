@@ -154,8 +154,12 @@ class Gpu(TorchDispatchMode):
         return return_and_correct_aliasing(func, args, kwargs, out) if far else out
 
     def _check_places(self, func: Any, args: Sequence[Any], tensors: list[Tensor]) -> None:
-        """Refuse a tensor of the CPU beside one of the device, but for a single number, as a real device does."""
-        mixed = [tensor for tensor in tensors if not isinstance(tensor, Far) and tensor.dim() > 0]
+        """Refuse a tensor of the CPU beside one of the device, but for a single number, as a real device does.
+
+        Of what is put together none may be, whatever its size.
+        """
+        least = 0 if func.overloadpacket in (aten.stack, aten.cat) else 1
+        mixed = [tensor for tensor in tensors if not isinstance(tensor, Far) and tensor.dim() >= least]
         if mixed or (func.overloadpacket in INDEXED and not isinstance(args[0], Far)):
             raise MixedDevicesError(f"{func}: expected all tensors to be on the same device, {CUDA} and {CPU} came")
 

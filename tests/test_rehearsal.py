@@ -23,6 +23,7 @@ from torch import Tensor
 
 from client_app.app import app
 from client_app.batches import Batch, take
+from client_app.client import MEMORY
 from client_app.methods.fedavg import FedAvg
 from common.wire import DENSE
 from data import Split
@@ -89,10 +90,17 @@ def told(reply: Message) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     return sent, {key: v for key, v in metrics.items() if key != "seconds"}
 
 
-def check_message(outcome: Outcome) -> None:
-    """The real ClientApp from the message to the reply, and what the client keeps."""
-    context, message = outcome.grid.contexts[NODE], last(outcome)
+def check_message(outcome: Outcome, message: Message | None = None, *, anew: bool = False) -> dict[str, Tensor]:
+    """The real ClientApp from the message, by default the last one, to the reply, and what the client keeps.
+
+    With ``anew`` the client of a simulation begins without a state.
+    """
+    context, message = outcome.grid.contexts[NODE], message or last(outcome)
+    if anew:
+        context.state.clear()
     near, state = told(app(message, context)), kept(context).load()
+    if anew:
+        context.state.clear()
     with on_gpu(context) as gpu:
         if outcome.summary["method"] == "ua-pdfl":
             assert "plan" in app(last(outcome, "query.plan"), context).content
@@ -106,6 +114,7 @@ def check_message(outcome: Outcome) -> None:
     after = kept(context).load()
     assert after.keys() == state.keys()
     assert all(torch.equal(after[name], state[name]) for name in state)
+    return after
 
 
 def test_a_message_gives_on_the_device_what_it_gives_on_the_cpu(outcome: Outcome) -> None:
@@ -116,6 +125,23 @@ def test_a_message_gives_on_the_device_what_it_gives_on_the_cpu(outcome: Outcome
 def test_batch_normalisation_on_the_device(tmp_path: Path) -> None:
     keys = write_images(tmp_path / "data", 1, 12) | {"model": "cnn5-wide-bn", "batch_size": 8, "device": "cpu"}
     check_message(federate(tmp_path / "runs", 1, method="fedbn", **keys))
+
+
+@pytest.mark.parametrize(
+    ("unit", "where"),
+    [("example", "node"), *(pytest.param("client", by, marks=pytest.mark.thorough) for by in ("node", "server"))],
+)
+def test_a_protected_message_of_a_simulation_on_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: str, where: str
+) -> None:
+    monkeypatch.setattr("server_app.federation.is_simulated", lambda _: True)
+    monkeypatch.setattr("client_app.app.in_simulation", lambda: True)
+    keys: dict[str, Any] = {"privacy__unit": unit, "privacy__where": where, "privacy__noise": 1.0}
+    keys |= {"privacy__epsilon": 0.0, "num_classes": 10, "max_samples": 200, "device": "cpu"}
+    outcome = federate(tmp_path / "runs", 3, method="fedper", **keys)
+    first = next(message for message in outcome.grid.messages if message.metadata.message_type == "train")
+    assert first.metadata.dst_node_id == NODE
+    assert check_message(outcome, first, anew=True).keys() >= {f"{MEMORY}privacy.spent"}
 
 
 def counted(outcome: Outcome, *, batch_size: int, epochs: int) -> Counter[str]:
