@@ -96,15 +96,9 @@ def export(output: Path, **which: Any) -> None:
 def _personal(
     state_dir: Path | None, federation: str | None, method: str | None, client_name: str | None, device: str
 ) -> Any:
-    from client_app.inventory import shelves
     from client_app.serving import find_personal, load_personal
 
-    folder = states_folder(state_dir)
-    if federation is None:
-        federation, *others = sorted({shelf.federation for shelf in shelves(folder, None, method, client_name)})
-        if others:
-            raise FloretError(f"--federation is needed: {folder} has {', '.join([federation, *others])}")
-    personal = load_personal(find_personal(folder, federation, method, client_name), device)
+    personal = load_personal(find_personal(states_folder(state_dir), federation, method, client_name), device)
     for note in personal.notes:
         click.echo(f"floret: {note}", err=True)
     return personal

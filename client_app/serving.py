@@ -4,7 +4,7 @@ import copy
 import io
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from client_app.batches import normalise
 from client_app.client import ClientSetting, FloretClient
-from client_app.inventory import check_state_dir, states_of
+from client_app.inventory import shelves
 from client_app.runtime import device_of
 from client_app.state import ClientState, FileStore
-from common.config import RunConfig, folder_name, one_of, read_keys
+from common.config import RunConfig, one_of, read_keys
 from common.durable import write_whole
-from common.errors import FloretError
+from common.errors import ConfigError, FloretError
 from common.names import without_prefix
 from common.registry import load_class
 from data import ClientData, Split
@@ -32,6 +32,8 @@ _BEFORE = {"precision": "float32", "return-timeout": 60.0, "wire": "float32", "a
 _BEFORE |= {"privacy.unit": "none", "privacy.where": "node", "privacy.epsilon": 8.0, "privacy.delta": 1e-5}
 _BEFORE |= {"privacy.noise": 0.0, "privacy.clip": 1.0, "privacy.clip-quantile": 0.0, "privacy.sampling": "poisson"}
 _BEFORE |= {"privacy.accountant": "rdp", "privacy.head-epochs": 5}
+_BEFORE |= {"class-names": "", "data-seed": -1, "image-channels": 0, "image-size": 0, "new-owners": "", "tracker": ""}
+_BEFORE |= {"tensorboard": False}
 
 
 class Served(nn.Module):
@@ -160,39 +162,33 @@ def _described(shape: Any, dtype: torch.dtype) -> str:
     return f"{str(dtype).removeprefix('torch.')} {tuple(shape)} each"
 
 
-def find_personal(state_dir: Path, federation: str, method: str | None, client: str | None) -> FileStore:
-    """Return the state of a client; ``method`` or ``client`` may be None if there is only one.
+def find_personal(state_dir: Path, federation: str | None, method: str | None, client: str | None) -> FileStore:
+    """Return the state of a client; any of its names may be None if there is only one.
 
     Raises:
         FloretError: there is none, or more than one; names the choices.
     """
-    check_state_dir(state_dir)
-    wrong = folder_name(federation)
-    if wrong:
-        raise FloretError(f"--federation {federation!r}: {wrong}")
-    known = sorted(states_of(state_dir))
-    if known and federation not in known:
-        raise FloretError(f"--federation {federation!r}: {one_of(federation, known)}")
-    method = _choose(state_dir / federation, "--method", method)
-    client = _choose(state_dir / federation / method, "--client-name", client)
-    return FileStore(state_dir / federation / method / client, sync=True)
+    found = shelves(state_dir, federation, method, client)
+    place = state_dir
+    for option, names in (
+        ("--federation", sorted({shelf.federation for shelf in found})),
+        ("--method", sorted({shelf.method for shelf in found})),
+        ("--client-name", sorted({shelf.client for shelf in found})),
+    ):
+        if len(names) > 1:
+            raise FloretError(f"{option} is needed: {place} has {', '.join(names)}")
+        place /= names[0]
+    return found[0].store
 
 
-def _choose(folder: Path, option: str, wanted: str | None) -> str:
-    names = sorted(path.name for path in _folders(folder))
-    if not names:
-        raise FloretError(f"{folder}: no client has a state here yet; see --state-dir and --federation")
-    if wanted is None and len(names) > 1:
-        raise FloretError(f"{option} is needed: {folder} has {', '.join(names)}")
-    wrong = one_of(wanted, names) if wanted else None
-    if wrong:
-        raise FloretError(f"{option} {wanted!r}: {wrong}")
-    return wanted or names[0]
-
-
-def _folders(folder: Path) -> Iterator[Path]:
-    if folder.is_dir():
-        yield from (path for path in folder.iterdir() if path.is_dir())
+def _config_of(keys: Mapping[str, Any], store: FileStore) -> RunConfig:
+    try:
+        return read_keys(RunConfig, _BEFORE | dict(keys))
+    except ConfigError as error:
+        key = str(error).split(" ", 1)[0]
+        raise FloretError(
+            f"{store.directory}: was written by another version of Floret, with another meaning of {key}"
+        ) from error
 
 
 def load_personal(store: FileStore, device: str = "cpu") -> Personal:
@@ -206,7 +202,7 @@ def load_personal(store: FileStore, device: str = "cpu") -> Personal:
         raise FloretError(f"{store.directory}: has no personal model yet")
     about, place = state.about, device_of(device)
     try:
-        config = replace(read_keys(RunConfig, _BEFORE | about["config"]), device=device)
+        config = replace(_config_of(about["config"], store), device=device)
         inputs = about["inputs"]
         shape, dtype = tuple(inputs["shape"]), getattr(torch, inputs["dtype"])
         message = dict(about["message"])

@@ -15,6 +15,19 @@ from common.errors import ConfigError
 PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
 
 
+def as_pairs(keys: Mapping[str, Any]) -> str:
+    """Return keys as ``flwr run`` reads a ``--run-config``, and a SuperNode its ``--node-config``.
+
+    A text with a double quote in it is not read back: ``PAIR`` ends a value there.
+    """
+    return " ".join(f"{key}={_as_toml(value)}" for key, value in keys.items())
+
+
+def _as_toml(value: Any) -> str:
+    # What JSON leaves as it is, TOML takes, but for the sign 127; of JSON's escapes it does not take those of pairs.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")
+
+
 def parse_run_config(text: str) -> dict[str, Any]:
     """Return the keys of a ``--run-config``: ``'alpha=0.5 method="fedper"'``, or the path of a TOML file.
 
@@ -37,8 +50,7 @@ def parse_federation_configs(texts: Iterable[str]) -> dict[str, str]:
     for text in texts:
         if len(texts) == 1 and text.endswith(".toml"):
             keys |= {
-                key.replace("_", "-"): json.dumps(value)
-                for key, value in _parse(text, of, "num-supernodes = 3").items()
+                key.replace("_", "-"): _as_toml(value) for key, value in _parse(text, of, "num-supernodes = 3").items()
             }
         else:
             keys |= {key.replace("_", "-"): value for key, value in _pairs(text, of)}

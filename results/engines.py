@@ -19,6 +19,7 @@ from common.home import importing_from
 from common.kernels import NATIVE, kernels_in_use, variables
 from common.local_superlink import check_local_superlink, simulated_clients, use_own_commands
 from common.resources import Part, Resources
+from common.run_config import as_pairs
 from common.stream import STARTED
 
 # Seconds between two looks at a run.
@@ -250,7 +251,7 @@ class RayEngine:
         command = ["flwr", "run", str(self._app), *([self._superlink] if self._superlink else []), "--stream"]
         if federation:
             command += ["--federation-config", federation]
-        command += ["--run-config", " ".join(f"{key}={json.dumps(value)}" for key, value in keys.items())]
+        command += ["--run-config", as_pairs(keys)]
         with open_file(log, "wb", private=False) as file:
             # In a session of its own: an interrupt is for this program, which stops the run in good order.
             process = subprocess.Popen(

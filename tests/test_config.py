@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 import pytest
+from flwr.common.config import parse_config_args
 
 from cli.main import floret, main
 from cli.run import federation_configs, split_arguments
@@ -17,7 +18,7 @@ from common.config import Privacy, RunConfig, key_of
 from common.errors import ConfigError
 from common.flower import check_connection
 from common.local_superlink import simulated_clients
-from common.run_config import default_config, parse_run_config, parse_run_configs, run_config_text
+from common.run_config import as_pairs, default_config, parse_run_config, parse_run_configs, run_config_text
 from common.yamlfile import read_yaml
 from results.page import write_sweep_page
 from results.sweep import combinations, markdown, rows, table_row
@@ -468,6 +469,16 @@ def test_rows_of_a_sweep_are_ordered_by_validation() -> None:
         "| 0.1 | 2 | 60.0 ± 10.0 | 60.0 ± 0.0 | - | 10.0 ± 0.0 | 40.0 ± 0.0 | 2.0 | 3.0 |",
         "| 5.0 | 0 | - | - | - | - | - | - | - |",
     ]
+
+
+@pytest.mark.parametrize(
+    "text", ["/data/a b", "/d/\N{GRINNING FACE}", "/d/ü", "/d/a'b", "/d/a\\b", "/d/#x=[a], b", "/d/\x7f"]
+)
+def test_texts_come_to_flower_as_they_are(text: str) -> None:
+    """As ``flwr run`` and Flower's SuperNode read them."""
+    keys = {"data-dir": text, "rounds": 3, "lr": 1e-3, "download": True}
+    assert parse_config_args([as_pairs(keys)]) == keys
+    assert parse_run_config(as_pairs(keys)) == keys
 
 
 @pytest.mark.parametrize("validation", [[0.5, 0.7], []])

@@ -651,6 +651,14 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         (["--partition", "3/3"], "--partition 3/3: must be from 0 to n - 1"),
         (["--partition", "first"], "--partition 'first': must be I/N, such as 0/3 for the first of three"),
         (["--data-dir", "{tmp}/none"], "--data-dir {tmp}/none: is not a directory"),
+        (
+            ["--data-dir", '{tmp}/a"b'],
+            "--data-dir '{tmp}/a\"b': has a double quote or a sign that cannot",
+        ),
+        (
+            ["--policy", "{tmp}/a\nb"],
+            "--policy '{tmp}/a\\nb': has a double quote or a sign that cannot",
+        ),
         (["--insecure", "--key", "{tmp}/text"], "--insecure: goes without --root-certificates and --key"),
         (["--key", "{tmp}/none"], "--key {tmp}/none: cannot be read (No such file or directory)"),
         (["--key", "{tmp}/text"], "--key {tmp}/text: is not a node's private key, as floret certificates makes it"),

@@ -21,6 +21,7 @@ import torch
 from cli import main as command
 from client_app.client import FloretClient
 from client_app.serving import find_personal, load_personal
+from client_app.state import ClientState, FileStore
 from common.durable import read_manifest, write_manifest
 from common.registry import load_class
 from data import load_client
@@ -441,10 +442,7 @@ def test_no_state_yet(floret: Floret, tmp_path: Path) -> None:
     empty.mkdir()
     assert floret.fail(*which, empty) == f"{empty}: no client has a state here yet; see --state-dir"
     (empty / "default" / "fedper" / "a").mkdir(parents=True)
-    assert (
-        floret.fail(*which, empty, "--federation", "default")
-        == f"{empty / 'default' / 'fedper' / 'a'}: has no personal model yet"
-    )
+    assert floret.fail(*which, empty) == f"{empty}: no client has a state here yet; see --state-dir"
 
 
 def test_several_clients_and_methods(there: Federated, floret: Floret, tmp_path: Path) -> None:
@@ -460,6 +458,39 @@ def test_several_clients_and_methods(there: Federated, floret: Floret, tmp_path:
     assert line == "--method 'fedpr': must be one of fedper, pfakd (did you mean 'fedper'?)"
     out, _ = floret(*which, "--method", "fedper", "--client-name", "0")
     assert out.startswith("input,class,score 0,")
+
+
+def test_a_method_that_has_kept_nothing_is_not_asked_about(there: Federated, floret: Floret, tmp_path: Path) -> None:
+    """A message that was refused leaves the folder of a client, with its lock and nothing else."""
+    which = ("predict", "--input", tmp_path / "x.npz", "--state-dir", there.states, "--client-name", "0")
+    first, _ = floret(*which)
+    refused = there.states / "default" / "fedavg" / "0"
+    refused.mkdir(parents=True)
+    (refused / "lock").touch()
+    assert floret(*which)[0] == first
+
+
+def test_a_state_from_before_a_key_existed_is_used(there: Federated, floret: Floret, tmp_path: Path) -> None:
+    which = ("predict", "--input", tmp_path / "x.npz", "--state-dir", there.states, "--client-name", "0")
+    first, _ = floret(*which)
+    folder = there.states / "default" / "fedper" / "0"
+    newest = max(folder.glob("*.json"))
+    state = ClientState(FileStore(folder, sync=True))
+    assert state.version is not None
+    tensors, about = state.load(), state.about
+    # As of every key that there was not when the first state could be used.
+    later = {"aggregation", "class-names", "data-seed", "image-channels", "image-size", "new-owners", "precision"}
+    later |= {"return-timeout", "tensorboard", "tracker", "trim", "wire"} | {k for k in about["config"] if "." in k}
+    assert later < about["config"].keys()
+    with_all = about["config"]
+    about["config"] = {key: value for key, value in with_all.items() if key not in later}
+    state.commit(state.round + 1, tensors, about)
+    assert max(folder.glob("*.json")) != newest
+    assert floret(*which)[0] == first
+    about["config"] = {key: value for key, value in with_all.items() if key != "model"}
+    state.commit(state.round + 1, tensors, about)
+    line = f"{folder}: was written by another version of Floret, with another meaning of model"
+    assert floret.fail(*which) == line
 
 
 def test_one_federation_of_another_name_and_several(there: Federated, floret: Floret, tmp_path: Path) -> None:

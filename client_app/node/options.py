@@ -63,6 +63,13 @@ class NodeOptions:
         wrong = folder_name(self.client_name)
         if wrong:
             raise FloretError(f"--client-name {self.client_name!r}: {wrong}")
+        for option, path in (("--data-dir", self.data_dir), ("--state-dir", self.state_dir), ("--policy", self.policy)):
+            # Flower's SuperNode is told of it in a text that cannot have them.
+            if path and ('"' in str(path) or not str(path).isprintable()):
+                raise FloretError(
+                    f"{option} {str(path)!r}: has a double quote or a sign that cannot be printed; give it another name, "
+                    "or make a link to it"
+                )
         if self.insecure and (self.root_certificates or self.key):
             raise FloretError("--insecure: goes without --root-certificates and --key; leave it out to use TLS")
         if self.root_certificates:

@@ -6,7 +6,6 @@ counterpart, because they were made for Flower's own executor, which takes a new
 """
 
 import hashlib
-import json
 import logging
 import os
 import signal
@@ -68,6 +67,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from client_app.node.options import NodeOptions
 from common.errors import FloretError
 from common.flower import Unpacked, colour_log
+from common.run_config import as_pairs
 
 log = logging.getLogger("flwr")
 
@@ -307,7 +307,7 @@ def supernode_arguments(options: NodeOptions, port: int) -> list[str]:
     """Return the arguments of ``client_app.node.supernode`` for ``options``; its own API will be at ``port``."""
     arguments = ["--superlink", options.address, "--isolation", "process"]
     arguments += ["--clientappio-api-address", f"127.0.0.1:{port}"]
-    arguments += ["--node-config", " ".join(f"{k}={json.dumps(v)}" for k, v in options.node_config().items())]
+    arguments += ["--node-config", as_pairs(options.node_config())]
     if options.insecure:
         arguments.append("--insecure")
     if options.root_certificates:
