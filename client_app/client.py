@@ -273,7 +273,8 @@ class FloretClient(NumPyClient):
         Returns:
             The arrays to send, the number of training samples, and metrics: ``names`` of the arrays, ``loss`` (mean
             over the round's steps), accuracies ``before.test``, ``before.validation``, ``after.test``,
-            ``after.validation`` in [0, 1] (no key where a split is empty), ``seconds``.
+            ``after.validation`` in [0, 1] (no key where a split is empty), ``seconds``. A protected node says 1 sample,
+            and of the metrics only what it has spent.
 
         Raises:
             FloretError: training diverged, or a filter refuses what came or what is sent; the state stays as it was

@@ -9,8 +9,9 @@ line needs are imported within functions, so that an edge client starts fast.
 import json
 import os
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -45,6 +46,9 @@ UNREADABLE = (
     *(ArithmeticError, AssertionError, AttributeError, DecodeError, LookupError),
     *(MemoryError, RecursionError, TypeError, ValueError),
 )
+
+# Seconds between attempts to send messages. Flower's grid returns no ids where the SuperLink takes no more.
+_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 # Simulation
 
@@ -334,6 +338,34 @@ def answer_to(message: Message, reply: Message) -> Message:
 def unreadable(message: Message, reason: str) -> Message:
     """Return the answer to ``message`` of a node whose own cannot be read."""
     return Message(Error(ErrorCode.UNKNOWN, reason), reply_to=message)
+
+
+def push(grid: Grid, messages: Sequence[Message]) -> list[str]:
+    """Send messages and return the id of each, an empty text for one whose node is not there any more.
+
+    A SuperLink that has too much to do is asked again, after ``_PAUSES``.
+
+    Raises:
+        FloretError: it took none of them.
+    """
+    ids = list(grid.push_messages(messages))
+    for pause in _PAUSES:
+        if len(ids) == len(messages):
+            break
+        time.sleep(pause)
+        # New ones: of the others it may have a part.
+        ids = list(grid.push_messages([_copied(message) for message in messages]))
+    if len(ids) < len(messages):
+        raise FloretError(
+            f"the SuperLink takes no messages (RESOURCE_EXHAUSTED, {1 + len(_PAUSES)} times): it has too much to do, "
+            "or the messages of a round are larger than gRPC permits"
+        )
+    return [message_id or "" for message_id in ids]
+
+
+def _copied(message: Message) -> Message:
+    about = message.metadata
+    return Message(message.content, about.dst_node_id, about.message_type, ttl=about.ttl, group_id=about.group_id)
 
 
 def at_stop(handler: Callable[[], None]) -> None:

@@ -1,5 +1,6 @@
 """Messages to real nodes, sent again when a node was lost before it answered."""
 
+import itertools
 import logging
 import time
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from common.errors import FloretError
-from common.flower import TEXTS, Answers, Bound, node_is_gone, unreadable
+from common.flower import TEXTS, Answers, Bound, node_is_gone, push, unreadable
 from common.tensors import Specs
 from server_app.federation import Federation, question
 from strategies.core import LEEWAY
@@ -82,6 +83,7 @@ class Delivery(Grid):
         self._open: dict[str, _Open] = {}
         self._answers = Answers(grid, bound)
         self._looked = 0.0
+        self._unsent = itertools.count()
 
     def set_run(self, run: Any) -> None:
         """Delegate to Flower's grid."""
@@ -107,15 +109,19 @@ class Delivery(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages and remember them until they are answered or out of time."""
         sent, now = list(messages), time.monotonic()
-        ids = list(self._grid.push_messages(sent))
+        ids = push(self._grid, sent)
         self._open = {key: item for key, item in self._open.items() if item.deadline > now}
         self._answers.keep(key for item in self._open.values() for key in (item.message_id, item.probe))
-        for message, message_id in zip(sent, ids, strict=True):
+        for place, message in enumerate(sent):
+            node, ttl = message.metadata.dst_node_id, message.metadata.ttl
             # A client that is away has no node, so there is nobody to look for.
-            if message_id and self._federation.roster.known(message.metadata.dst_node_id):
-                node, ttl = message.metadata.dst_node_id, message.metadata.ttl
+            if self._federation.roster.known(node):
                 name = self._federation.roster.at(node).name
-                self._open[message_id] = _Open(message, name, message_id, node, now, now + ttl)
+                item = _Open(message, name, ids[place], node, now, now + ttl)
+                if not item.message_id:
+                    item.gone = (unreadable(message, "its node left before it was asked"), now)
+                    ids[place] = f"not sent, {next(self._unsent)}"
+                self._open[ids[place]] = item
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -212,8 +218,9 @@ class Delivery(Grid):
     def _probe(self, item: _Open, now: float) -> Message | None:
         """Send a question after the message, or, if it is answered and the message is not, the message again."""
         if not item.probe:
-            probe = question(item.node, "describe", ConfigRecord(), max(item.deadline - now, 1.0))
-            item.probe = next(iter(self._grid.push_messages([probe]))) or ""
+            config = ConfigRecord({**self._federation.run})
+            probe = question(item.node, "describe", config, max(item.deadline - now, 1.0))
+            (item.probe,) = push(self._grid, [probe])
             return None
         try:
             answer = self._answers.pull(item.probe)
@@ -235,7 +242,10 @@ class Delivery(Grid):
         if left <= LEEWAY:
             return
         message = Message(old.content, node, old.metadata.message_type, ttl=left, group_id=old.metadata.group_id)
-        item.message_id = next(iter(self._grid.push_messages([message]))) or item.message_id
+        (message_id,) = push(self._grid, [message])
+        if not message_id:  # the node has just gone, which is seen next
+            return
+        item.message_id = message_id
         item.node, item.sent, item.probe, item.gone, item.changed = node, now, "", None, False
         kind = old.metadata.message_type
         log.warning("Client %s was started again: its %s message is sent again", item.name, kind)

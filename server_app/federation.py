@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from common.accuracies import EXACT, NONE, ROUNDED
 from common.config import RunConfig, Scalar, split_names
 from common.errors import ConfigError, FloretError, printable
-from common.flower import Answers, is_simulated
+from common.flower import Answers, is_simulated, push
 from common.simulation import LocalGrid
 from models import count_values
 from strategies.core import Client, Description, RefusedError, Roster, in_flight
@@ -218,7 +218,7 @@ class Federation:
         if nodes:
             config = ConfigRecord({**self.run})
             messages = [question(node, "describe", config, self.config.round_timeout) for node in nodes]
-            for node, message_id in zip(nodes, self.grid.push_messages(messages), strict=True):
+            for node, message_id in zip(nodes, push(self.grid, messages), strict=True):
                 self._pending[message_id] = _Question(node, time.monotonic(), self.roster.known(node))
 
     def _described(self) -> Iterator[tuple[int, str, Message | FloretError]]:

@@ -856,8 +856,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "finite if any value is",
-            "finite = {name: torch.isfinite(t).all()",
-            "finite = {name: torch.isfinite(t).any()",
+            "finite = {name: torch.isfinite(tensor).all()",
+            "finite = {name: torch.isfinite(tensor).any()",
             f"{KEYS}::test_one_value_that_is_not_finite_is_divergence",
         ),
         (
@@ -4175,8 +4175,8 @@ DEFECTS: list[Defect] = [
         "cli/serve.py",
         (
             "without --federation only one called default is served",
-            "    if federation is None:\n",
-            '    federation = federation or "default"\n    if federation is None:\n',
+            "states_folder(state_dir), federation, method",
+            'states_folder(state_dir), federation or "default", method',
             "tests/test_serving.py::test_one_federation_of_another_name_and_several",
         ),
     ),
@@ -4908,6 +4908,96 @@ DEFECTS: list[Defect] = [
             "f\"per {run.setting('privacy.unit')}, ",
             'f"',
             "tests/test_watch.py::test_the_unit_of_privacy_is_told",
+        ),
+    ),
+    *_of(
+        "delivery",
+        "strategies/core/exchange.py",
+        (
+            "who left before it was asked is said to have been too slow",
+            '            if not message_id:\n                yield unreadable(message, "its node left before it was asked")\n',
+            "",
+            "tests/test_names.py::test_a_client_that_leaves_before_it_is_asked_and_stays_away_is_said_to_have",
+        ),
+    ),
+    *_of(
+        "delivery",
+        "server_app/delivery.py",
+        (
+            "who left before it was asked is not asked when it is back",
+            "                if not item.message_id:\n",
+            "                if not item.message_id and not node:\n",
+            "tests/test_names.py::test_a_client_that_leaves_before_it_is_asked_is_asked_when_it_is_back",
+        ),
+    ),
+    *_of(
+        "delivery",
+        "common/flower.py",
+        (
+            "a SuperLink that takes no messages is not asked again",
+            "    for pause in _PAUSES:\n",
+            "    for pause in ():\n",
+            "tests/test_names.py::test_a_superlink_that_takes_no_messages_is_asked_again",
+        ),
+    ),
+    *_of(
+        "delivery",
+        "server_app/delivery.py",
+        (
+            "a question after a message does not tell of the run",
+            "            config = ConfigRecord({**self._federation.run})\n            probe",
+            "            config = ConfigRecord()\n            probe",
+            "tests/test_names.py::test_a_question_after_a_message_tells_of_the_run_as_the_first_one_did",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "client_app/client.py",
+        (
+            "what is spent in a simulation is looked at on another device than the model",
+            "torch.isfinite(tensor).all().to(self.device) for",
+            "torch.isfinite(tensor).all() for",
+            "tests/test_rehearsal.py::test_a_protected_message_of_a_simulation_on_the_device",
+        ),
+    ),
+    *_of(
+        "training",
+        "client_app/methods/fedprox.py",
+        (
+            "the proximal term has half its gradient",
+            "apart.mul_(2 * gradient)",
+            "apart.mul_(gradient)",
+            "tests/test_formulas.py::test_the_gradient_of_the_proximal_term_is_autograds_to_the_bit",
+        ),
+    ),
+    *_of(
+        "command line",
+        "client_app/serving.py",
+        (
+            "a state from before a key existed cannot be used",
+            '"data-seed": -1, ',
+            "",
+            "tests/test_serving.py::test_a_state_from_before_a_key_existed_is_used",
+        ),
+    ),
+    *_of(
+        "nodes",
+        "client_app/node/options.py",
+        (
+            "a path that Flower's node config cannot have starts a SuperNode again and again",
+            "if path and ('\"' in str(path) or not str(path).isprintable()):",
+            "if path and not str(path).isprintable() and not path.exists():",
+            "tests/test_nodes.py::test_options_that_cannot_be_used",
+        ),
+    ),
+    *_of(
+        "nodes",
+        "common/run_config.py",
+        (
+            "a path with signs beyond the basic plane does not come to a node",
+            "json.dumps(value, ensure_ascii=False)",
+            "json.dumps(value)",
+            "tests/test_config.py::test_texts_come_to_flower_as_they_are",
         ),
     ),
 ]

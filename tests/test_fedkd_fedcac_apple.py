@@ -726,8 +726,11 @@ def test_apple_with_its_own_core_model_alone_is_local(tmp_path: Path, monkeypatc
     assert equal(local, federate(tmp_path, 3, method="apple", **keys, **still))
 
 
-def test_core_models_travel_and_relationships_do_not(tmp_path: Path) -> None:
-    outcome, records = uploads(tmp_path, method="apple", clients=4, rounds=3, **QUICK)
+def test_core_models_travel_and_relationships_do_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        outcome, records = uploads(tmp_path, method="apple", clients=4, rounds=3, **QUICK)
+    # There is no global model of which it could say the size.
+    assert "apple: 4 clients, each is sent what others have published" in caplog.text
     for server_round in (1, 2, 3):
         assert bytes_of(outcome, "up", server_round) == dict.fromkeys("0123", 4 * MODEL_SIZE)
         down = 0 if server_round == 1 else 3 * 4 * MODEL_SIZE

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ from common.proof import PROOF, check, load_key, sign
 from server_app.checkpoint import Checkpoint, Checkpoints
 from server_app.delivery import Delivery
 from server_app.federation import Federation
-from strategies.core import LEEWAY, Client, Roster
+from strategies.core import LEEWAY, Client, Roster, send_and_receive
 from tests.conftest import BIN, PATIENCE
 from tests.deployment import Deployment
 from tests.fuzz_replies import Answers, _joining, description
@@ -430,6 +430,81 @@ def test_a_message_to_a_node_that_is_another_client_now_is_not_sent_to_it_again(
     assert reply.has_error()
     assert "another name" in str(reply.error.reason)
     assert [node for node, kind in nodes.sent if kind == "train"] == [1]
+
+
+class Unregistered(Nodes):
+    """Nodes of which Flower knows those alone that are there; ``full`` times it takes no messages at all."""
+
+    full = 0
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        if self.full:
+            self.full -= 1
+            return []
+        ids = list(super().push_messages(sent))
+        there = [message.metadata.dst_node_id in self.there for message in sent]
+        # As Flower's grid has it, whatever its types say.
+        return [key if here else cast(str, None) for key, here in zip(ids, there, strict=True)]
+
+
+def test_a_client_that_leaves_before_it_is_asked_is_asked_when_it_is_back() -> None:
+    nodes = Unregistered()
+    nodes.put(1, "north", signer="n")
+    nodes.refresh()
+    delivery = Delivery(nodes, nodes.federation, patience=0.0)
+    del nodes.there[1]
+    (sent,) = delivery.push_messages([Message(RecordDict(), 1, "train", ttl=TTL)])
+    assert list(delivery.pull_messages([sent])) == []
+    nodes.put(2, "north", signer="n")
+    nodes.refresh()
+    delivery._looked = 0.0
+    assert list(delivery.pull_messages([sent])) == []
+    assert nodes.trains() == [1, 2]
+
+
+def test_a_client_that_leaves_before_it_is_asked_and_stays_away_is_said_to_have() -> None:
+    nodes = Unregistered(return_timeout=0.0)
+    nodes.put(1, "north", signer="n")
+    nodes.refresh()
+    del nodes.there[1]
+    delivery = Delivery(nodes, nodes.federation, patience=0.0)
+    (reply,) = send_and_receive(delivery, [Message(RecordDict(), 1, "train", ttl=TTL)], TTL)
+    assert "its node left before it was asked" in str(reply.error.reason)
+    # So it is without ``Delivery``.
+    (reply,) = send_and_receive(nodes, [Message(RecordDict(), 1, "train", ttl=TTL)], TTL)
+    assert "its node left before it was asked" in str(reply.error.reason)
+
+
+def test_a_superlink_that_takes_no_messages_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("common.flower._PAUSES", (0.0, 0.0))
+    nodes = Unregistered()
+    nodes.put(1, "north", signer="n")
+    nodes.full = 2
+    nodes.refresh()
+    assert nodes.names == {"north": 1}
+    delivery = Delivery(nodes, nodes.federation, patience=0.0)
+    nodes.full = 2
+    delivery.push_messages([Message(RecordDict(), 1, "train", ttl=TTL)])
+    assert nodes.trains() == [1]
+    nodes.full = 3
+    line = r"the SuperLink takes no messages \(RESOURCE_EXHAUSTED, 3 times\): it has too much to do, or"
+    with pytest.raises(FloretError, match=line):
+        delivery.push_messages([Message(RecordDict(), 1, "train", ttl=TTL)])
+
+
+def test_a_question_after_a_message_tells_of_the_run_as_the_first_one_did() -> None:
+    """Without it a node whose clients are drawn in secret refuses it, and writes an error into its log."""
+    nodes = Nodes()
+    nodes.federation.run = {"session.lineage": "a"}
+    nodes.put(1, "north", signer="n")
+    nodes.refresh()
+    delivery = Delivery(nodes, nodes.federation, patience=0.0)
+    (sent,) = delivery.push_messages([Message(RecordDict(), 1, "train", ttl=TTL)])
+    assert list(delivery.pull_messages([sent])) == []
+    asked = [m for m in nodes._asked.values() if m.metadata.message_type == "query.describe"]
+    assert len(asked) == 2
+    assert [dict(m.content.config_records["config"]) for m in asked] == [{"session.lineage": "a"}] * 2
 
 
 def test_a_message_waits_until_a_node_that_came_back_has_said_who_it_is() -> None:

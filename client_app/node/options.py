@@ -67,8 +67,8 @@ class NodeOptions:
             # Flower's SuperNode is told of it in a text that cannot have them.
             if path and ('"' in str(path) or not str(path).isprintable()):
                 raise FloretError(
-                    f"{option} {str(path)!r}: has a double quote or a sign that cannot be printed; give it another name, "
-                    "or make a link to it"
+                    f"{option} {str(path)!r}: has a double quote or a sign that cannot be printed; give it another "
+                    "name, or make a link to it"
                 )
         if self.insecure and (self.root_certificates or self.key):
             raise FloretError("--insecure: goes without --root-certificates and --key; leave it out to use TLS")

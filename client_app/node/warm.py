@@ -60,7 +60,7 @@ class Warm:
                 if not go():
                     raise LostError("the node is stopping")
                 if time.monotonic() > deadline:
-                    raise LostError(f"it took more than {seconds:g} s, the server's round-timeout")
+                    raise LostError(f"it took more than {seconds:.0f} s")
             return connection.recv_bytes()
         except (EOFError, OSError) as error:
             process.join(5)

@@ -179,7 +179,10 @@ class FloretStrategy(Method, Strategy):
         return number_drawn(self.config, len(clients))
 
     def sample(self, server_round: int) -> list[Client]:
-        """Draw as many clients as are ``wanted``, without replacement, of those that are there; roster order."""
+        """Draw as many clients as are ``wanted``, without replacement, of those that are there; roster order.
+
+        Drawn in secret each takes part by chance, so that they may be any number, none among them.
+        """
         clients = self.roster.present()
         if self.protection:
             clients = self.protection.able(clients)
@@ -268,9 +271,10 @@ class FloretStrategy(Method, Strategy):
         """Log what is run."""
         arrays = self.initial_arrays()
         size = payload_bytes(pack(arrays, self._downlink, self.config.wire)) / 1e6
-        log.info(
-            "%s: %d clients, %d tensors (%.3f MB) to each", self.config.method, len(self.roster), len(arrays), size
-        )
+        sent = f"{len(arrays)} tensors ({size:.3f} MB) to each"
+        if self.relays and not arrays:
+            sent = "each is sent what others have published"
+        log.info("%s: %d clients, %s", self.config.method, len(self.roster), sent)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

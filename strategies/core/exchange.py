@@ -8,7 +8,7 @@ from itertools import islice
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from common.flower import answer_to, is_simulated
+from common.flower import answer_to, is_simulated, push, unreadable
 from common.simulation import LocalGrid, all_cpus
 
 # Messages in flight at a time in simulation: at least, and for each CPU. Flower's engine scans all of them for each one
@@ -44,6 +44,8 @@ def send_and_receive(grid: Grid, messages: Iterable[Message], timeout: float) ->
     try:
         while sent:
             message, message_id = sent.popleft()
+            if not message_id:
+                yield unreadable(message, "its node left before it was asked")
             while message_id:
                 late = time.monotonic() >= deadline
                 reply = next(iter(grid.pull_messages([message_id])), None)
@@ -68,4 +70,4 @@ def send_and_receive(grid: Grid, messages: Iterable[Message], timeout: float) ->
 def _push(grid: Grid, messages: Iterable[Message]) -> deque[tuple[Message, str]]:
     """Send messages and return each with its id."""
     pushed = list(messages)
-    return deque(zip(pushed, grid.push_messages(pushed), strict=True) if pushed else ())
+    return deque(zip(pushed, push(grid, pushed), strict=True) if pushed else ())
