@@ -1,6 +1,8 @@
 """Where the runs of a table are made: options that commands share."""
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -43,3 +45,15 @@ def kernels_option(command: Callable[..., Any]) -> Callable[..., Any]:
         show_default=True,
         help="With --engine local. native: the fastest of this CPU. portable: the same digits on other x86-64 CPUs.",
     )(command)
+
+
+def check_with_code_of(app: Path, engine: str) -> None:
+    """Go on in a process that imports Floret from the folder ``app``, where that is another copy than this one.
+
+    The local engine runs the code of that folder: what is checked and told before is of the same code. With Ray this
+    process stays as it is: a SuperLink that it starts would have the folder on its path.
+    """
+    from cli.run import use_code_of
+
+    if engine == "local" and (app / "engine" / "supervisor.py").is_file():
+        use_code_of(app, sys.argv[1:])

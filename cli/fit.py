@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from cli.engines import check_with_code_of
 from cli.paths import NamedPath
 from cli.table_options import TableOptions, table_options, tell_kept
 from common.durable import locked
@@ -21,6 +22,7 @@ def fit(file: Path, grids: tuple[str, ...], options: TableOptions) -> None:
     method is never run. Writes <name>-fit.md and .json after each run; another grid is added to what is there. A run
     that is done is not made again. Keys given with --set are part of each setting, like those of a grid.
     """
+    check_with_code_of(options.app, options.engine)
     from cli.unused_keys import tell_unused
     from results.experiment import Experiment, selected
     from results.fit import Fit, baselines, failure, fit_stem

@@ -16,7 +16,8 @@ def rank(sweeps: tuple[str, ...], output: Path | None) -> None:
 
     NAME is the section's heading, FOLDER what `floret sweep` wrote. Methods are ranked by accuracy after and before
     local training, by the worst decile of clients, and by bytes. Places that noise between seeds cannot tell apart are
-    given as a range.
+    given as a range. Below are differences of pairs of methods, with more than five methods of those with the best one,
+    and which pairs differ beyond noise: a paired t test at 95 %, without a correction for the number of pairs.
     """
     from common.durable import write_whole
     from results.ranking import Ranking, page

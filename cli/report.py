@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from cli.paths import NamedPath
+from common.errors import FloretError
 
 
 @click.command()
@@ -15,7 +16,7 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
 
     RUN is a run directory, finished or not, or the name of one in ~/.floret/runs. One: its report.html is written
     again, and its table of clients is printed. Several: compare.html in the current directory, and a table with a row
-    for each.
+    for each. The folder of a sweep or a table stands for its runs, those side by side.
     """
     from common.extras import require
     from results.report import client_table, table, write_report
@@ -23,11 +24,33 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
     from results.rundir import folder_of_runs, named_run
 
     require("matplotlib", "server", "floret report")
-    runs = tuple(named_run(run, folder_of_runs("")) for run in runs)
-    read = [read_run(directory) for directory in runs]
+    found = [directory for run in runs for directory in _runs_at(named_run(run, folder_of_runs("")))]
+    read = [read_run(directory) for directory in found]
     if len(read) == 1:
-        path, text = output or runs[0] / "report.html", table(read) + "\n\n" + client_table(read[0])
+        path, text = output or found[0] / "report.html", table(read) + "\n\n" + client_table(read[0])
     else:
         path, text = output or Path("compare.html"), table(read)
     write_report(read, path)
     click.echo(f"{text}\n\nreport: {path.resolve()}")
+
+
+def _runs_at(place: Path) -> list[Path]:
+    """Return the run directories that an argument stands for; what is not there is told by who reads it.
+
+    Raises:
+        FloretError: it is a folder, and no run is in it.
+    """
+    from results.watch import runs_at
+
+    if (place / "config.json").is_file() or not place.is_dir():
+        return [place]
+    # One that begins just now has nothing to report.
+    found = [directory for directory in runs_at(place) if (directory / "config.json").is_file()]
+    if not found and (place / "cells").is_dir():
+        raise FloretError(f"{place} has no run yet; the runs of a sweep are in {place / 'cells/*/2*'}/")
+    if not found:
+        raise FloretError(
+            f"{place} is neither a run directory, which has a config.json, nor a sweep's folder, whose runs are in "
+            "cells/*/2*/"
+        )
+    return found

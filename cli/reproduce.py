@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from cli.engines import check_with_code_of
 from cli.paths import NamedPath
 from cli.table_options import TableOptions, table_options, tell_kept
 from common.durable import locked
@@ -23,6 +24,7 @@ def reproduce(files: tuple[Path, ...], report: bool, options: TableOptions) -> N
     --scale the name says so. With --results FOLDER they are written there, and the runs that they have already are not
     made again.
     """
+    check_with_code_of(options.app, options.engine)
     from cli.unused_keys import tell_unused
     from results.experiment import Experiment, PlannedRun, selected
     from results.jobs import run_missing

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from cli.engines import engine_options, jobs_option, kernels_option
+from cli.engines import check_with_code_of, engine_options, jobs_option, kernels_option
 from cli.paths import NamedPath
 from common.errors import FloretError
 
@@ -42,8 +42,9 @@ def sweep(
     Combinations that differ in `seed` alone are one row: mean and standard deviation (population) over seeds. Rows are
     ordered by accuracy on the validation split. A run that is done is not run again and one that was killed goes on, so
     a sweep that was stopped is finished by the same command; a run that fails says so and the rest goes on. The results
-    are printed and written to sweep.md, sweep.json and, with a plot, sweep.html.
+    are printed and written to sweep.md, sweep.json and, with a plot, sweep.html: those of this grid alone.
     """
+    check_with_code_of(app, engine)
     from cli.unused_keys import tell_unused
     from common.run_config import parse_run_configs
     from engine.checks import check_run
@@ -60,6 +61,13 @@ def sweep(
         read_config(runs.config(job.spec))
     given = {"-c": parse_run_configs(run_configs), "--grid": grid.varied}
     tell_unused(given, [runs.config(job.spec) for job in wanted])
+    if lost := grid.left_out(runs, output):
+        what, are, them = ("combination", "is", "it") if lost == 1 else ("combinations", "are", "them")
+        click.echo(
+            f"floret: {output / 'sweep.json'} has {lost} {what} that {are} not in this grid and is written without "
+            f"{them}; give the whole grid to have {them}, runs that are done are not made again",
+            err=True,
+        )
     failed = run_missing(runs, wanted, keep_models=keep_models)
     click.echo("\n" + grid.write(runs, output, failed))
     if failed:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from cli.engines import engine_options
+from cli.engines import check_with_code_of, engine_options
 from cli.paths import NamedPath
 from cli.ranges import WholeRange
 from common.errors import FloretError
@@ -57,6 +57,7 @@ def verify(
     if one differs. A run that was made with portable kernels is made with them again. Runs that the folder --output has
     are compared, not made again, if their kernels and their data are the same.
     """
+    check_with_code_of(app, engine)
     from common.run_config import default_config
     from engine.checks import check_run
     from results.engines import engine_of

@@ -35,6 +35,25 @@ SIZES = {
 # A scaled run has no fewer rounds and samples than these.
 LEAST_ROUNDS, LEAST_SAMPLES = 2, 200
 
+# What a key of a file can be, for who left it out.
+_EXAMPLES = {
+    "title": "title: Accuracy of personalized models",
+    "paper": "paper: PFAKD",
+    "table": "table: 1",
+    "measure": "measure: {when: after, last-rounds: 1}",
+    "when": "when: after",
+    "last-rounds": "last-rounds: 1",
+    "clients": "clients: 20",
+    "config": "config: {dataset: cifar10, rounds: 100}",
+    "columns": "columns: [{name: CIFAR-10, config: {alpha: 0.1}}]",
+    "rows": "rows: [{name: FedPer, config: {method: fedper}, reported: [80.1]}]",
+    "name": "name: FedPer",
+    "reported": "reported: [80.1]",
+    "text": "text: FedPer is above Local",
+    "higher": "higher: FedPer",
+    "than": "than: [Local]",
+}
+
 Numbers = tuple[float | None, ...]
 
 
@@ -631,7 +650,7 @@ class _Reader:
                 self._fail(key, f"{name!r} is not known{nearest(str(name), known)}")
         for name in sorted(needed):
             if name not in value:
-                self._fail(key, f"{name!r} is missing")
+                self._fail(key, f"{name!r} is missing, such as {_EXAMPLES[name]}")
         return dict(value)
 
     def _list(self, value: Any, key: str) -> list[Any]:

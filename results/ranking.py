@@ -22,6 +22,9 @@ _T95 = (
 # Up to so many degrees of freedom those of the fewest, and beyond.
 _T95_UP_TO, _T95_BEYOND = {60: 2.042, 120: 2.000}, 1.980
 
+# Of so many methods or fewer all pairs are in the table of pairs; of more those with the best method.
+_FEW = 5
+
 Values = Mapping[str, Sequence[float]]
 Places = tuple[int, int]
 
@@ -87,7 +90,6 @@ class Ranking:
     def table(self) -> str:
         """Return a Markdown table: mean ± standard deviation over seeds, and places; the best mean *after* first."""
         ranges = {name: places(values) for name, values in self.measures.items()}
-        after = self.measures["after"]
         # Bytes have no noise: who sends the same has the same place.
         cost = {
             m: 1 + sum(other < own * (1 - 1e-3) for other in self.megabytes.values())
@@ -107,15 +109,64 @@ class Ranking:
                 f"{self.megabytes[method]:.1f}",
                 str(cost[method]),
             ]
-            for method in sorted(after, key=lambda m: (-mean(after[m]), m))
+            for method in self.methods
         ]
         head = ["method", *(part for name in self.measures for part in (name, "place")), "MB", "place"]
         return markdown(head, texts)
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods, the best mean *after* first."""
+        after = self.measures["after"]
+        return sorted(after, key=lambda m: (-mean(after[m]), m))
+
+    def pairs(self) -> str:
+        """Return a Markdown table of pairs of methods, the better mean *after* first, and a line on each measure.
+
+        A cell is the mean difference over seeds in points, with half of its 95 % interval where there are three seeds
+        or more, and whether it is beyond noise. Of many methods the pairs are those with the best one; the lines name
+        of all pairs those that differ beyond noise.
+        """
+        pairs = list(combinations(self.methods, 2))
+        shown = pairs if len(self.methods) <= _FEW else [pair for pair in pairs if pair[0] == self.methods[0]]
+        texts = [
+            [
+                f"`{one}` - `{other}`",
+                *(
+                    text
+                    for values in self.measures.values()
+                    for text in _difference(values.get(one), values.get(other))
+                ),
+            ]
+            for one, other in shown
+        ]
+        head = ["pair", *(part for name in self.measures for part in (name, "beyond noise"))]
+        lines = []
+        for name, values in self.measures.items():
+            better = {
+                one: [f"`{other}`" for other in self.methods if _is_better(values, one, other)] for one in self.methods
+            }
+            said = "; ".join(f"`{one}` above {', '.join(others)}" for one, others in better.items() if others)
+            lines.append(f"* beyond noise, {name}: {said or 'no pair'}")
+        return markdown(head, texts) + "\n\n" + "\n".join(lines)
 
     def apart(self, measure: str) -> tuple[int, int]:
         """Return how many pairs of methods differ beyond noise, and how many pairs there are."""
         pairs = list(combinations(self.measures[measure].values(), 2))
         return sum(beyond_noise(one, other) != 0 for one, other in pairs), len(pairs)
+
+
+def _difference(one: Sequence[float] | None, other: Sequence[float] | None) -> tuple[str, str]:
+    """Return the mean difference of accuracies in [0, 1] in points, and whether it is beyond noise, as texts."""
+    if one is None or other is None:
+        return "-", "-"
+    differences = [100 * (a - b) for a, b in zip(one, other, strict=True)]
+    half = f" ± {half_interval(differences):.2f}" if len(differences) > 2 else ""
+    return f"{mean(differences):+.2f}{half}", "yes" if beyond_noise(one, other) else "no"
+
+
+def _is_better(values: Values, one: str, other: str) -> bool:
+    return one != other and {one, other} <= values.keys() and beyond_noise(values[one], values[other]) > 0
 
 
 def beyond_noise(one: Sequence[float], other: Sequence[float]) -> int:
@@ -170,5 +221,12 @@ def page(rankings: Mapping[str, Ranking]) -> str:
         about = f"{len(ranking.megabytes)} methods, {over}. Pairs that differ beyond noise: {', '.join(pairs)}."
         if ranking.without:
             about += f" Left out, since not all of their runs finished: {', '.join(ranking.without)}."
-        parts.append(f"## {name}\n\n{about}\n\n{ranking.table()}")
+        few = len(ranking.methods) <= _FEW
+        interval = ", ± half of the 95 % interval by Student's t" if len(ranking.seeds) > 2 else ""
+        differences = (
+            f"{'Pairs' if few else 'Pairs with the best method after local training'}: mean difference over the seeds, "
+            f"in points{interval}. Beyond noise is a paired t test at 95 %; no correction is made for the number of "
+            "pairs, so of 20 pairs that do not differ one is expected to be beyond noise."
+        )
+        parts.append(f"## {name}\n\n{about}\n\n{ranking.table()}\n\n{differences}\n\n{ranking.pairs()}")
     return "\n\n".join(parts) + "\n"

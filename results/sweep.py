@@ -64,10 +64,41 @@ class Sweep:
     def _label(self, keys: Keys) -> str:
         return " ".join(f"{key}={keys[key]}" for key in self.varied)
 
+    def left_out(self, runs: Runs, folder: Path) -> int:
+        """Return how many runs with results the sweep.json in ``folder`` has that are not of this grid.
+
+        0, too, if there is none that can be read: what ``write`` leaves out of it is not known then.
+        """
+        wanted = {runs.folder(spec).name for _, spec in self.runs}
+        try:
+            entries = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))["runs"]
+            measured = [entry["about"] for entry in entries if entry.get("summary") and "about" in entry]
+            return sum(runs.recorded(about) not in wanted for about in measured)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return 0
+
+    def _caption(self, several: bool, commits: Sequence[str]) -> str:
+        """Return under which conditions the table holds, as one line.
+
+        Args:
+            several: a row is over several seeds.
+            commits: those of its runs; an empty text where it is not known.
+        """
+        same, federation = (" ".join(text.split()) for text in (self.run_config, self.federation_config))
+        parts = [
+            "Accuracies in percent, means over clients in the last complete round, on each client's own test split "
+            "(column validation: on its own validation split)",
+            *(["± is the standard deviation (population) over seeds"] if several else []),
+            f"run config: {f'`{same}`' if same else 'the defaults'}",
+            f"federation config: {f'`{federation}`' if federation else 'the default'}",
+            f"commit{'s' if len(commits) > 1 else ''}: {', '.join(one or 'not known' for one in commits)}",
+        ]
+        return printable("; ".join(parts) + ".", 100_000)
+
     def write(self, runs: Runs, folder: Path, failed: Mapping[str, str]) -> str:
         """Write sweep.md, sweep.json and sweep.html from the runs that are done, and return the text of sweep.md.
 
-        It is a table, and a line for each run that is not in it or whose figures are of some of the clients.
+        It is a table, a line for each run that is not in it or whose figures are of some of the clients, and a caption.
 
         Args:
             runs: where they are.
@@ -80,12 +111,14 @@ class Sweep:
         from results.page import write_sweep_page
 
         measured: list[tuple[Keys, Keys | None]] = []
-        entries, notes = [], []
+        entries, notes, commits = [], [], dict[str, None]()
         for keys, spec in self.runs:
             reason, outcome = failed.get(runs.folder(spec).name, ""), None
             with suppress(FloretError):  # ``failed`` says it
                 outcome = runs.outcome(spec)
             summary = summary_of(outcome.run) if outcome else None
+            if outcome and summary:
+                commits[str(outcome.about["commit"])] = None
             measured.append((keys, summary))
             entries.append({"keys": keys, "summary": summary, **({"about": outcome.about} if outcome else {})})
             if summary is None:
@@ -96,7 +129,10 @@ class Sweep:
         found = rows(measured, self.varied)
         head = [*(key for key in self.varied if key != "seed"), *HEAD]
         texts = [table_row(shown, summaries) for shown, summaries in found]
-        text = "\n".join([markdown(head, texts), *(f"\n{note}" for note in notes)])
+        several = any(len(summaries) > 1 for _, summaries in found)
+        text = "\n".join(
+            [markdown(head, texts), *(f"\n{note}" for note in (*notes, self._caption(several, list(commits))))]
+        )
         write_whole(folder / "sweep.md", (text + "\n").encode())
         about = {"grid": self.grids, "run-config": self.run_config, "federation-config": self.federation_config}
         write_whole(folder / "sweep.json", (json.dumps(about | {"runs": entries}, indent=1) + "\n").encode())

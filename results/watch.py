@@ -96,8 +96,7 @@ def directories(runs: Sequence[str], folder: Path) -> Callable[[], list[Path]]:
     places = [_place(run, folder) for run in runs]
 
     def find() -> list[Path]:
-        found = [path for place in places for path in ([place] if _is_run(place) else _cells(place))]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(path for place in places for path in runs_at(place)))
 
     return find
 
@@ -117,8 +116,10 @@ def _runs_in(folder: Path) -> list[Path]:
     return sorted({path.parent for name in _RUN_FILES for path in folder.glob(f"*/{name}")})
 
 
-def _cells(place: Path) -> list[Path]:
-    """Return the newest run of each cell of a sweep or an experiment, in the order in which they began."""
+def runs_at(place: Path) -> list[Path]:
+    """Return a run directory, or the newest run of each cell of a sweep or an experiment, as they began; else none."""
+    if _is_run(place):
+        return [place]
     return sorted((runs[-1] for cell in (place / "cells").glob("*") if (runs := _runs_in(cell))), key=_began)
 
 

@@ -47,7 +47,7 @@ from strategies import METHODS
 from strategies.core import FloretStrategy
 from tests.conftest import PATIENCE
 from tests.deployment import children, commands, until
-from tests.harness import ROOT
+from tests.harness import ROOT, copy_app
 from tests.writing import WritingEngine
 
 # Rows, columns, and the first and the last row of each table, typed from the papers once more.
@@ -239,6 +239,32 @@ def test_mistakes_in_a_file_are_a_line(tmp_path: Path, changes: dict[str, Any], 
     assert str(error.value).startswith(f"{tmp_path / 'small.yaml'}: ")
     assert line in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_key_that_a_file_lacks_has_an_example_that_is_right(tmp_path: Path) -> None:
+    content = small()
+    parts = {
+        "the file": (content, ["title", "paper", "table", "measure", "clients", "config", "columns", "rows"]),
+        "measure": (content["measure"], ["when", "last-rounds"]),
+        "columns[0]": (content["columns"][0], ["name", "config"]),
+        "rows[0]": (content["rows"][0], ["name", "reported"]),
+        "claims[0]": (content["claims"][0], ["text", "higher", "than"]),
+    }
+    for place, (part, keys) in parts.items():
+        for key in keys:
+            value = part.pop(key)
+            said = f"{place}: {key!r} is missing, such as {key}: "
+            with pytest.raises(ConfigError, match=re.escape(said)) as error:
+                Experiment.read(written(tmp_path / "lacking.yaml", content))
+            # It is of the kind that the key has.
+            example = yaml.safe_load(str(error.value).partition(" such as ")[2])
+            assert type(example[key]) is type(value)
+            part[key] = value
+    example = "'measure' is missing, such as measure: {when: after, last-rounds: 1}"
+    del content["measure"]
+    with pytest.raises(ConfigError, match=re.escape(example)):
+        Experiment.read(written(tmp_path / "lacking.yaml", content))
+    Experiment.read(written(tmp_path / "lacking.yaml", content | yaml.safe_load(example.partition(" such as ")[2])))
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
@@ -574,9 +600,10 @@ def test_what_no_command_writes_into_results_is_a_line(tmp_path: Path) -> None:
     assert environment_notes([run.about])[2] == "Machine: one."
 
 
-def swept(tmp_path: Path, engine: WritingEngine) -> Result:
-    """Make the runs of a sweep over three learning rates."""
-    grid = ["sweep", str(ROOT), "--grid", "lr=[0.1, 0.2, 0.3]", "-c", 'method="fedper" rounds=1', "-o", str(tmp_path)]
+def swept(tmp_path: Path, engine: WritingEngine, *grids: str, same: str = 'method="fedper" rounds=1') -> Result:
+    """Make the runs of a sweep, by default over three learning rates."""
+    each = [part for grid in grids or ["lr=[0.1, 0.2, 0.3]"] for part in ("--grid", grid)]
+    grid = ["sweep", str(ROOT), *each, "-c", same, "-o", str(tmp_path)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("signal.signal", lambda *_: None)
         patch.setattr("results.engines.engine_of", lambda *_: engine)
@@ -608,7 +635,7 @@ def test_a_damaged_run_of_a_sweep_leaves_the_others(tmp_path: Path, name: str, c
     assert sum(entry["summary"] is not None for entry in entries) == 2
     (lost,) = (entry["keys"]["lr"] for entry in entries if entry["summary"] is None)
     line = f"lr={lost} is not in the table: {damaged}: cannot be read ("
-    assert (tmp_path / "sweep.md").read_text().splitlines()[-1].startswith(line)
+    assert (tmp_path / "sweep.md").read_text().splitlines()[-3].startswith(line)
     assert line in again.output
     assert line in html.unescape((tmp_path / "sweep.html").read_text())
 
@@ -626,14 +653,56 @@ def test_a_sweep_says_which_figures_are_of_some_of_the_clients(tmp_path: Path) -
     config.write_text(json.dumps(known | {"clients": known.get("clients", {}) | {left: {"samples": {"train": 10}}}}))
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert swept(tmp_path, WritingEngine()).exit_code == 0
-    said = (tmp_path / "sweep.md").read_text().splitlines()[-1]
+    said = (tmp_path / "sweep.md").read_text().splitlines()[-3]
     assert re.fullmatch(r"lr=0\.\d: accuracies are over (\d+) of (\d+) clients", said)
+
+
+def test_the_table_of_a_sweep_says_its_conditions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("results.runs.commit", lambda _: "c0ffee")
+    out = swept(tmp_path, WritingEngine(), "lr=[0.1]")
+    means = (
+        "Accuracies in percent, means over clients in the last complete round, on each client's own test split "
+        "(column validation: on its own validation split); "
+    )
+    (line,) = (line for line in out.output.splitlines() if line.startswith("Accuracies in percent"))
+    given = 'run config: `method="fedper" rounds=1`; federation config: the default; '
+    assert line == f"{means}{given}commit: c0ffee."
+    assert (tmp_path / "sweep.md").read_text().splitlines()[-1] == line
+    # A run that was made before has its own commit, and several seeds a deviation.
+    monkeypatch.setattr("results.runs.commit", lambda _: "beef")
+    swept(tmp_path, WritingEngine(), "lr=[0.1]", "seed=[0, 1]")
+    over = "± is the standard deviation (population) over seeds; "
+    line = f"{means}{over}{given}commits: c0ffee, beef."
+    assert (tmp_path / "sweep.md").read_text().splitlines()[-1] == line
+    monkeypatch.setattr("results.runs.commit", lambda _: "")
+    swept(tmp_path, WritingEngine(), "rounds=[1]", same="")
+    line = f"{means}run config: the defaults; federation config: the default; commit: not known."
+    assert (tmp_path / "sweep.md").read_text().splitlines()[-1] == line
+
+
+def test_a_sweep_says_which_combinations_it_leaves_out(tmp_path: Path) -> None:
+    def said(*grids: str, same: str = 'method="fedper" rounds=1') -> list[str]:
+        lines = swept(tmp_path, WritingEngine(), *grids, same=same).output.splitlines()
+        return [line.partition("sweep.json has ")[2] for line in lines if "sweep.json has " in line]
+
+    assert said() == []
+    assert said("lr=[0.3, 0.1, 0.2, 0.4]") == []
+    # What is computed counts, not where its keys are given.
+    assert said("seed=[0, 1]", "lr=[0.1, 0.2, 0.3, 0.4]") == []
+    lost = "that are not in this grid and is written without them; give the whole grid to have them, runs that "
+    assert said("lr=[0.1, 0.2]", "seed=[0, 1]") == [f"4 combinations {lost}are done are not made again"]
+    (line,) = said("lr=[0.1, 0.2]", "seed=[0]", same='method="fedper" rounds=1 batch-size=7')
+    assert line.startswith("4 combinations that are not")
+    (line,) = said("lr=[0.1]", "seed=[0]", same='method="fedper" rounds=1 batch-size=7')
+    assert line.startswith("1 combination that is not in this grid and is written without it; give the whole")
+    (tmp_path / "sweep.json").write_text('{"runs": [1]}')
+    assert said("lr=[0.2]") == []
 
 
 def test_runs_of_other_code_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("results.runs.commit", lambda _: "c0ffee-dirty-1")
-    assert "commit" not in swept(tmp_path, WritingEngine()).output
-    assert "commit" not in swept(tmp_path, WritingEngine()).output
+    assert "made with commit" not in swept(tmp_path, WritingEngine()).output
+    assert "made with commit" not in swept(tmp_path, WritingEngine()).output
     monkeypatch.setattr("results.runs.commit", lambda _: "c0ffee-dirty-2")
     again = swept(tmp_path, engine := WritingEngine())
     assert engine.made == []
@@ -672,6 +741,29 @@ def test_a_sweep_says_what_of_its_grid_changes_nothing(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "floret: --grid alpha changes nothing: it needs partition = 'dirichlet' or" in result.output
     assert "floret: -c fedprox.mu changes nothing: it needs method = 'fedprox'" in result.output
+
+
+def test_another_copy_of_floret_checks_the_runs_that_it_makes(tmp_path: Path) -> None:
+    app = copy_app(tmp_path / "app")
+    for name in ("cli/unused_keys.py", "engine/checks.py"):
+        (app / name).write_text('from common.errors import FloretError\n\nraise FloretError("this is the copy")\n')
+    table = str(ROOT / "experiments" / "pfakd-table1.yaml")
+
+    def ended(*arguments: str) -> tuple[int, str]:
+        command = [sys.executable, "-P", "-m", "cli.main", *arguments, "-o", str(tmp_path / "out")]
+        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE)
+        return done.returncode, done.stderr
+
+    said = (2, "floret: this is the copy\n")
+    assert ended("sweep", "app", "--grid", "lr=[0.1]") == said
+    assert ended("reproduce", table, "--app", "app", "--no-run") == said
+    assert ended("fit", table, "--app", "app", "--no-run", "--grid", "lr=[0.1]") == said
+    assert ended("verify", "none.json", "--app", "app") == said
+    # What Ray starts here must not have the copy on its path.
+    code, line = ended("sweep", "app", "--grid", "lr=[0.1]", "--engine", "ray", "--jobs", "2")
+    assert code == 2
+    assert line.startswith("floret: --jobs 2: the SuperLink's CPUs")
 
 
 @pytest.mark.parametrize(

@@ -1694,12 +1694,12 @@ def test_the_command_tells_of_runs_without_privacy_and_of_several_clients(tmp_pa
         site.ask(message, initial() if message == "train" else None, method="fedavg", model="mlp")
         assert told() == ["client site: took part in runs without privacy alone; nothing is promised of its data"]
     site.ask("train", initial(), **{**PROTECTED, "method": "fedavg"})
-    (line,) = told()
+    line, _ = told()
     assert line.startswith("client site: an example has spent epsilon ")
     assert line.endswith(" 1 runs; it took part in runs without privacy, too, which nothing bounds")
     site.node["client-name"] = "again"
     site.ask("train", initial(), **{**PROTECTED, "method": "fedavg"})
-    again, first, both = told()
+    again, _, first, _, both = told()
     assert again.endswith(" 1 runs")
     assert (first, both) == (line, "What clients with the same data have spent adds up.")
 
@@ -1780,10 +1780,67 @@ def test_the_command_shows_what_was_spent(tmp_path: Path) -> None:
     assert epsilon_of(ledger, 1e-5) < example
     assert f"an example has spent epsilon {example:.4g}, of runs that protect the client " in done.output
     assert f"{epsilon_of(ledger[:1], 1e-5):.4g} at delta 1e-05; 3 lines, 1 runs" in done.output
-    assert "fedper: client, noise 3 by the node, rate 1, 1 steps" in done.output
+    assert "fedper: client, noise 3 by the node, rate 1, 1 steps\n" in done.output
+    assert "fedper: example, noise 20 by the node, rate 1, 1 steps, the count of examples\n" in done.output
     assert "no ledger in" in str(runner.invoke(floret, [*asked, "--client-name", "other"]).exception)
     home = runner.invoke(floret, ["privacy", "--state-dir=~/state", "--lines"], env={"HOME": str(tmp_path)})
     assert home.output == done.output
+
+
+def test_the_command_says_what_each_run_has_spent_alone(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    for run, noise in (("one", 2.0), ("two", 5.0)):
+        site.ask("train", shared(initial()), {"session.lineage": run}, **PROTECTED, privacy__noise=noise)
+    keys: dict[str, Any] = {**PROTECTED, "privacy__unit": "client", "privacy__noise": 4.0}
+    site.ask("train", shared(initial()), {"session.lineage": "two"}, **keys)
+    done = CliRunner().invoke(floret, ["privacy", "--state-dir", str(tmp_path / "state")], catch_exceptions=False)
+    lines = Ledger.of(tmp_path / "state", "site").lines()
+    one, two = ([line.release for line in lines if line.run == run] for run in ("one", "two"))
+    assert len(one) == 2
+    assert len(two) == 3
+    example, client = epsilon_of_example(two[:2], two[2:], 1e-5), epsilon_of(two[2:], 1e-5)
+    assert done.output.splitlines()[1:] == [
+        f"  run one, federation default, fedper: 2 lines, epsilon {epsilon_of(one, 1e-5):.4g} alone",
+        f"  run two, federation default, fedper: 3 lines, epsilon {example:.4g}, of runs that protect the client "
+        f"{client:.4g} alone",
+    ]
+
+
+def test_the_command_says_what_a_policy_has_left(tmp_path: Path) -> None:
+    site, runner = Site(tmp_path, "max-epsilon: 50\ndelta: 1.0e-6\n"), CliRunner()
+    asked = ["privacy", "--state-dir", str(tmp_path / "state"), "--policy", str(tmp_path / "policy.yaml")]
+    keys: dict[str, Any] = {**PROTECTED, "privacy__unit": "client", "privacy__noise": 3.0}
+    site.ask("train", shared(initial()), **keys)
+    release = Release(3.0, 1.0, 1)
+
+    def told(policy: str = "", *options: str) -> str:
+        if policy:
+            (tmp_path / "policy.yaml").write_text(policy)
+        done = runner.invoke(floret, [*asked, *options], catch_exceptions=False)
+        return str(done.output.splitlines()[0])
+
+    example, client = epsilon_of_example([], [release], 1e-6), epsilon_of([release], 1e-6)
+    assert told() == (
+        f"client site: an example has spent epsilon {example:.4g} (of max-epsilon = 50, {50 - example:.4g} left), of "
+        f"runs that protect the client {client:.4g} (of max-epsilon = 50, {50 - client:.4g} left) at delta 1e-06; "
+        "1 lines, 1 runs"
+    )
+    assert told("", "--delta", "1e-6") == told()
+    between = (example + client) / 2
+    assert f"{example:.4g} (of max-epsilon = {between:g}, nothing left), of runs" in told(
+        f"max-epsilon: {between:g}\ndelta: 1.0e-6\n"
+    )
+    assert "(max-epsilon = 0, no limit), of runs" in told("delta: 1.0e-6\n")
+    # After a run that protects examples the node takes part in none that protects the client.
+    (tmp_path / "policy.yaml").write_text("max-epsilon: 50\n")
+    site.ask("train", shared(initial()), **PROTECTED, privacy__noise=3.0)
+    lost = "(of max-epsilon = 50, nothing left: runs that protect examples do not protect the client) at delta 1e-05;"
+    assert lost in told()
+    wrong = runner.invoke(floret, [*asked, "--delta", "1e-6"]).exception
+    assert isinstance(wrong, FloretError)
+    assert str(wrong) == (
+        f"--delta 1e-06: policy {tmp_path / 'policy.yaml'} has delta = 1e-05; leave out --delta or --policy"
+    )
 
 
 @pytest.mark.parametrize("options", [[], ["--client-name", "site"]])

@@ -1,6 +1,7 @@
 """The ranking of a sweep's methods: what is beyond noise, the places, the page, and files that are none."""
 
 import json
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from scipy import stats
 
 from cli.main import floret, main
 from common.errors import FloretError
-from results.ranking import Ranking, between, beyond_noise, places, t95
+from results.ranking import Ranking, between, beyond_noise, page, places, t95
 
 AFTER = {"a": [0.90, 0.91, 0.92], "b": [0.80, 0.81, 0.82], "c": [0.85, 0.95, 0.90]}
 
@@ -62,11 +63,47 @@ def test_the_page(tmp_path: Path) -> None:
     assert noise == "Pairs that differ beyond noise: after 1 of 3, before 1 of 3, worst decile 0 of 3"
     assert left_out == "Left out, since not all of their runs finished: d."
     assert lines[4] == "| method | after | place | before | place | worst decile | place | MB | place |"
-    assert lines[6:] == [
+    assert lines[6:9] == [
         "| `a` | 91.0 ± 0.8 | 1-2 | 45.5 ± 0.4 | 1-2 | 50.0 ± 0.0 | 1-3 | 1.0 | 1 |",
         "| `c` | 90.0 ± 4.1 | 1-3 | 45.0 ± 2.0 | 1-3 | 50.0 ± 0.0 | 1-3 | 3.0 | 3 |",
         "| `b` | 81.0 ± 0.8 | 2-3 | 40.5 ± 0.4 | 2-3 | 50.0 ± 0.0 | 1-3 | 2.0 | 2 |",
     ]
+    assert lines[10:] == [
+        "Pairs: mean difference over the seeds, in points, ± half of the 95 % interval by Student's t. Beyond noise is "
+        "a paired t test at 95 %; no correction is made for the number of pairs, so of 20 pairs that do not differ one "
+        "is expected to be beyond noise.",
+        "",
+        "| pair | after | beyond noise | before | beyond noise | worst decile | beyond noise |",
+        "|---|---|---|---|---|---|---|",
+        # The differences of a and c are 5, -4 and 2 points: 4.303 * 4.583 / sqrt(3) = 11.38.
+        "| `a` - `c` | +1.00 ± 11.38 | no | +0.50 ± 5.69 | no | +0.00 ± 0.00 | no |",
+        "| `a` - `b` | +10.00 ± 0.00 | yes | +5.00 ± 0.00 | yes | +0.00 ± 0.00 | no |",
+        "| `c` - `b` | +9.00 ± 11.38 | no | +4.50 ± 5.69 | no | +0.00 ± 0.00 | no |",
+        "",
+        "* beyond noise, after: `a` above `b`",
+        "* beyond noise, before: `a` above `b`",
+        "* beyond noise, worst decile: no pair",
+    ]
+
+
+def test_of_many_methods_the_pairs_with_the_best_one_are_shown() -> None:
+    after = {name: [0.9 - place / 10, 0.91 - place / 10] for place, name in enumerate("fedcba")}
+    for few in (5, 6):
+        names = [*after][:few]
+        ranking = Ranking((0, 1), {"after": {name: after[name] for name in names}}, dict.fromkeys(names, 1.0), ())
+        rows = ranking.pairs().splitlines()
+        assert [row.split(" | ")[0] for row in rows if row.startswith("| `")] == (
+            [f"| `f` - `{other}`" for other in "edcba"]
+            if few == 6
+            else [f"| `{one}` - `{other}`" for one, other in combinations("fedcb", 2)]
+        )
+    # With two seeds there is no interval, and all pairs are named that differ.
+    assert rows[2] == "| `f` - `e` | +10.00 | yes |"
+    assert rows[-1].startswith(
+        "* beyond noise, after: `f` above `e`, `d`, `c`, `b`, `a`; `e` above `d`, `c`, `b`, `a`;"
+    )
+    said = page({"D": ranking})
+    assert "\n\nPairs with the best method after local training: mean difference over the seeds, in points. Bey" in said
 
 
 def test_a_method_without_a_number_is_not_ranked_by_it(tmp_path: Path) -> None:
@@ -88,6 +125,7 @@ def test_a_method_without_a_number_is_not_ranked_by_it(tmp_path: Path) -> None:
         "| `b` | 81.0 ± 0.8 | 2-3 | - | - | 50.0 ± 0.0 | 1-3 | 2.0 | 2 |",
     ]
     assert ranking.apart("before") == (0, 1)
+    assert "| `a` - `b` | +10.00 ± 0.00 | yes | - | - | +0.00 ± 0.00 | no |" in ranking.pairs().splitlines()
 
 
 def test_the_quantiles_are_those_of_the_t_distribution_or_a_little_more() -> None:

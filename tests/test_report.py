@@ -12,12 +12,15 @@ from statistics import fmean, median, pstdev
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from cli.main import floret as command
 from common.errors import FloretError
 from data import PARTITIONS
 from results.history import Round, Traffic
 from results.report import client_table, labels, table, write_report
 from results.run import read_run
+from results.status import FILE
 from results.sweep import summary_of, table_row
 from results.text import MISSING, cut, megabytes, percent, short
 
@@ -644,6 +647,39 @@ def test_command_compares_runs(tmp_path: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     assert [row[0] for row in Page(tmp_path / "compare.html").body("figures")] == ["pfakd", "fedper"]
     assert not (tmp_path / "a" / "report.html").exists()
+
+
+def test_the_folder_of_a_sweep_stands_for_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for cell, name, lr in (
+        ("a", "20260102-run", 0.3),
+        ("b", "20260101-old", 0.1),
+        ("b", "20260103-run", 0.2),
+        ("c", "20260101-run", 0.1),
+    ):
+        (tmp_path / "sweep" / "cells" / cell).mkdir(parents=True, exist_ok=True)
+        make_run(tmp_path / "sweep" / "cells" / cell / name, rounds=1, lr=lr)
+    begun = tmp_path / "sweep" / "cells" / "d" / "20260104-run"
+    begun.mkdir(parents=True)
+    (begun / FILE).write_text("{}")
+    (tmp_path / "sweep" / "sweep.json").write_text("{}")
+    (tmp_path / "empty" / "cells").mkdir(parents=True)
+    said = CliRunner().invoke(command, ["report", "sweep"], catch_exceptions=False).output
+    # The newest of each cell, in the order in which they began.
+    assert [line.split()[2] for line in said.splitlines() if line.startswith("pfakd")] == ["0.1", "0.3", "0.2"]
+    assert Page(tmp_path / "compare.html").body("figures")
+    for folder, line in (
+        (
+            "sweep/cells",
+            "sweep/cells is neither a run directory, which has a config.json, nor a sweep's folder, whose runs are in "
+            "cells/*/2*/",
+        ),
+        ("empty", "empty has no run yet; the runs of a sweep are in empty/cells/*/2*/"),
+        ("nowhere", "nowhere is not a run directory: it has no config.json"),
+    ):
+        wrong = CliRunner().invoke(command, ["report", folder]).exception
+        assert isinstance(wrong, FloretError)
+        assert str(wrong) == line
 
 
 @pytest.mark.thorough
