@@ -18,7 +18,7 @@ from benchmarks import byhand
 from benchmarks.measure import Row, pair
 from client_app.app import Request
 from client_app.client import FloretClient
-from client_app.prototypes import stack
+from common.prototypes import stack
 from common.seeds import torch_generator
 from models import build_model, tensor_names
 from tests.harness import run_config

@@ -24,7 +24,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from client_app.batches import Batch, batch_of, epoch, passes, take
 from client_app.protection import Budget, MemoryAccount, Protection, account_on_node
-from client_app.prototypes import class_means, stack
 from client_app.runtime import training_type
 from client_app.state import ClientState
 from common.config import RunConfig, keys_of
@@ -34,6 +33,7 @@ from common.names import without_prefix
 from common.norms import group_of, root_mean_squares
 from common.privacy.ledger import Ledger
 from common.privacy.noise import Noise
+from common.prototypes import class_means, stack
 from common.seeds import torch_generator
 from common.sgd import Sgd
 from common.tensors import NamedArrays, Specs

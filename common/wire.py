@@ -29,8 +29,6 @@ from common.tensors import (
 )
 
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
-# In which type tensors of float32 travel: the values of the key ``wire``.
-WIRES = ("float32", "float16")
 DENSE, BITS, SPARSE = "numpy.ndarray", "floret.bits", "floret.sparse"
 # An npy header as numpy writes it, and nothing else that Python would take for a dictionary.
 _HEADER = re.compile(

@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from common.config import between
+from common.prototypes import PREFIX
 from common.seeds import torch_generator
 from common.sgd import Sgd
 from common.tensors import NamedArrays, Specs
@@ -78,7 +79,7 @@ class FedGH(FloretStrategy):
 
     def accumulate(self, client: Client, arrays: NamedArrays, samples: int) -> None:
         """Keep the prototypes until the round ends: few and small, and gone through more than once."""
-        own = sorted((int(name.removeprefix("prototype.")), array) for name, array in arrays.items())
+        own = sorted((int(name.removeprefix(PREFIX)), array) for name, array in arrays.items())
         self._prototypes += [(torch.from_numpy(array.copy()), label) for label, array in own]
 
     def aggregate(self) -> NamedArrays:

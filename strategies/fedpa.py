@@ -15,13 +15,14 @@ from common.adam import Adam
 from common.config import between
 from common.errors import FloretError
 from common.names import without_prefix
+from common.prototypes import PREFIX, alignment_loss, stack
 from common.seeds import torch_generator
 from common.tensors import NamedArrays, Specs, TensorSpec
 from strategies.core import Client, FloretStrategy, Network, Setup, StrategySetting
 
 log = logging.getLogger("flwr")
 
-GENERATOR, COUNTS, PROTOTYPE = "generator", "counts", "prototype."
+GENERATOR, COUNTS = "generator", "counts"
 # So many batches of generated features a client makes in a round at most; longer training goes through them again.
 MOST_BATCHES = 256
 
@@ -83,11 +84,6 @@ def fidelity_loss(logits: Tensor, labels: Tensor, shares: Tensor) -> Tensor:
         shares: (classes,) the client's samples of a class among those of all clients of the round.
     """
     return (F.cross_entropy(logits, labels, reduction="none") * shares[labels]).mean()
-
-
-def distance_loss(features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
-    """Return the mean over features and dimensions of the squared distance to the class's prototype, 0 without one."""
-    return ((features - prototypes[labels]) * known[labels].unsqueeze(1)).square().mean()
 
 
 def diversity_loss(noise: Tensor, features: Tensor, labels: Tensor) -> Tensor:
@@ -158,7 +154,7 @@ class FedPA(FloretStrategy):
     def accumulate(self, client: Client, arrays: NamedArrays, samples: int) -> None:
         """Add model and prototypes to the aggregate, and keep the head and the counts for this round."""
         counts = arrays[COUNTS].astype(np.int64)
-        prototypes = {name: int(name.removeprefix(PROTOTYPE)) for name in arrays if name.startswith(PROTOTYPE)}
+        prototypes = {name: int(name.removeprefix(PREFIX)) for name in arrays if name.startswith(PREFIX)}
         if counts.min() < 0 or not 1 <= counts.sum() <= client.train:
             raise FloretError(f"its counts must be of 1 to {client.train} samples")
         for name, label in prototypes.items():
@@ -206,7 +202,7 @@ class FedPA(FloretStrategy):
             pairs = zip(self._heads, shares, strict=True)
             fidelity = torch.stack([fidelity_loss(head(features), labels, share) for (head, _), share in pairs]).sum()
             loss = own.generator_weight * decayed * fidelity
-            loss = loss - own.adversarial_weight * distance_loss(features, labels, prototypes, known)
+            loss = loss - own.adversarial_weight * alignment_loss(features, labels, prototypes, known, "mean")
             loss = loss + own.diversity_weight * diversity_loss(noise, features, labels)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -219,8 +215,5 @@ class FedPA(FloretStrategy):
 
     def _known_prototypes(self) -> tuple[Tensor, Tensor]:
         """Return the prototypes of the round before, (classes, features), and (classes,) true where there is one."""
-        prototypes = torch.zeros(self.setup.classes, self.setup.features)
-        known = torch.zeros(self.setup.classes, dtype=torch.bool)
-        for name, array in without_prefix(self.arrays, PROTOTYPE).items():
-            prototypes[int(name)], known[int(name)] = torch.from_numpy(array.copy()), True
-        return prototypes, known
+        sent = {name: torch.from_numpy(array.copy()) for name, array in self.arrays.items() if name.startswith(PREFIX)}
+        return stack(sent, self.setup.classes, self.setup.features, torch.device("cpu"))

@@ -8,6 +8,7 @@ from flwr.app import Array
 
 from common.config import between
 from common.errors import FloretError
+from common.prototypes import PREFIX
 from common.tensors import NamedArrays, Specs, TensorSpec
 from strategies.core import Client, FloretStrategy, Setup, StrategySetting
 from strategies.core.simplex import smallest_combination
@@ -135,7 +136,7 @@ class FedPAC(FloretStrategy):
         Raises:
             FloretError: means or counts cannot be those of any data.
         """
-        of_class = {name: array for name, array in arrays.items() if name.startswith(("prototype.", MEAN))}
+        of_class = {name: array for name, array in arrays.items() if name.startswith((PREFIX, MEAN))}
         shares = class_shares(arrays[COUNTS], of_class) if COUNTS in arrays else {}
         # Without one of its means, which its policy may keep back, it would look like others that lack it, too.
         if self.parameters.combine and all(f"{MEAN}{c}" in arrays for c in np.flatnonzero(arrays[COUNTS]).tolist()):

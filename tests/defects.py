@@ -887,7 +887,7 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "training",
-        "client_app/prototypes.py",
+        "common/prototypes.py",
         (
             "prototypes are made on the CPU",
             "rows = torch.zeros(classes, width, device=device)",

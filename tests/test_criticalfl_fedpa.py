@@ -19,6 +19,7 @@ from client_app.methods.criticalfl import CriticalFL, largest
 from client_app.policy import kinds_sent
 from common.adam import Adam
 from common.errors import ConfigError, FloretError
+from common.prototypes import alignment_loss
 from common.registry import load_class
 from common.tensors import MASK, NamedArrays, TensorSpec
 from common.wire import DENSE, SPARSE, from_record, pack, payload_bytes, to_record, unpack
@@ -28,7 +29,7 @@ from server_app.setup import build_strategy
 from strategies.core import Client, FloretStrategy, Roster, Session
 from strategies.core.update_norms import UpdateNorms
 from strategies.criticalfl import NORM, CriticalFLParameters, Periods, SparseMean, federated_norm
-from strategies.fedpa import COUNTS, FedPA, Generator, distance_loss, diversity_loss, fidelity_loss
+from strategies.fedpa import COUNTS, FedPA, Generator, diversity_loss, fidelity_loss
 from tests.harness import MODEL_SIZE, Outcome, checkpointed, equal, federate, kept, run_config, standing, uploads
 from tests.test_keys import last_train
 from tests.test_losses import Halted
@@ -462,7 +463,7 @@ def test_the_losses_of_the_generator_by_hand() -> None:
     features = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 0.0]])
     prototypes = torch.tensor([[9.0, 9.0], [1.0, 1.0]])
     known = torch.tensor([False, True])
-    assert distance_loss(features, labels, prototypes, known).item() == pytest.approx((4 + 1 + 1 + 1) / 6)
+    assert alignment_loss(features, labels, prototypes, known, "mean").item() == pytest.approx((4 + 1 + 1 + 1) / 6)
 
     noise = torch.tensor([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]])
     # Pairs of other classes: 0 and 1, noise (1 + 0) / 2, features (2 + 2) / 2; 0 and 2: (0 + 1) / 2 and (1 + 2) / 2.
@@ -623,7 +624,7 @@ def test_features_keep_away_from_the_prototypes_as_the_key_says(tmp_path: Path) 
         keys: dict[str, Any] = {"fedpa__generator_lr": 0.003, "fedpa__adversarial_weight": weight, "local_epochs": 2}
         client = Halted(federate(tmp_path, method="fedpa", rounds=3, **keys)).client
         features, labels = (torch.cat(parts) for parts in zip(*client._generated, strict=True))
-        distances.append(distance_loss(features, labels, client._prototypes, client._known).item())
+        distances.append(alignment_loss(features, labels, client._prototypes, client._known, "mean").item())
     assert distances[1] > 1.2 * distances[0]
 
 

@@ -15,9 +15,9 @@ from client_app.batches import epoch, normalise
 from client_app.methods.fedproto import VALUES, NearestPrototype
 from client_app.methods.fedprox import proximal_term
 from client_app.methods.pfakd import attention_loss, attention_map, distillation_loss
-from client_app.prototypes import alignment_loss, class_means, stack
 from client_app.state import ClientState, ContextStore
 from common.names import natural_key
+from common.prototypes import alignment_loss, class_means, stack
 from common.seeds import derive_seed, numpy_generator, torch_generator
 from common.tensors import TensorSpec
 from common.wire import from_record, pack, payload_bytes, to_record

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from client_app.batches import Batch
 from client_app.client import FloretClient, Phase
-from client_app.prototypes import alignment_loss
+from common.prototypes import alignment_loss
 from strategies.fedcpd import BLOCKS, Distillation, FedCPDParameters
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from client_app.batches import Batch, passes
 from client_app.client import FloretClient
-from client_app.prototypes import alignment_loss
+from common.prototypes import alignment_loss
 from data import Split
 from strategies.feddfpa import FedDFPAParameters
 

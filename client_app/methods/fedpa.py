@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from client_app.batches import Batch
 from client_app.client import FloretClient
-from client_app.prototypes import PREFIX, alignment_loss
+from common.prototypes import PREFIX, alignment_loss
 from common.seeds import torch_generator
 from strategies.fedpa import COUNTS, GENERATOR, MOST_BATCHES, FedPAParameters, Generator
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from client_app.batches import Batch
 from client_app.client import FloretClient, Phase
-from client_app.prototypes import PREFIX, alignment_loss, class_means
+from common.prototypes import PREFIX, alignment_loss, class_means
 from strategies.fedpac import COUNTS, ENERGY, MEAN, FedPACParameters
 
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from client_app.batches import Batch
 from client_app.client import FloretClient
-from client_app.prototypes import alignment_loss
+from common.prototypes import PREFIX, alignment_loss
 from models import SplitModel
 from strategies.fedproto import FedProtoParameters
 
@@ -23,7 +23,7 @@ class FedProto(FloretClient):
     with the head: ``inference``.
     """
 
-    serves_with = ("prototype.", CLASSES)
+    serves_with = (PREFIX, CLASSES)
     parameters: FedProtoParameters
 
     def receive(self) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from common.config import RunConfig, one_of, read_keys
 from common.errors import ConfigError, FloretError
+from common.prototypes import name_of
 from common.seeds import torch_generator
 from common.tensors import Specs, TensorSpec
 from models import Head, Part, SplitModel, initialise, output_widths, tensor_names
@@ -84,7 +85,7 @@ class Setup:
 
     def prototypes(self) -> dict[str, TensorSpec]:
         """Return ``prototype.<class>``, (features,), for every class, all optional."""
-        return {f"prototype.{c}": TensorSpec((self.features,), optional=True) for c in range(self.classes)}
+        return {name_of(c): TensorSpec((self.features,), optional=True) for c in range(self.classes)}
 
 
 class Method:

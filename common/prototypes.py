@@ -1,4 +1,4 @@
-"""Class prototypes on the client: ``prototype.<class>`` tensors as rows of one matrix."""
+"""Class prototypes: ``prototype.<class>`` tensors as rows of one matrix."""
 
 from collections.abc import Mapping
 
