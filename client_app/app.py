@@ -1,7 +1,6 @@
 """The ClientApp, the only bridge between Flower's messages and a method's NumPyClient."""
 
 import logging
-import math
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -432,9 +431,7 @@ def evaluate(request: Request) -> RecordDict:
     """Measure the personal model as it is."""
     request.check_policy()
     with request.claimed_client() as client:
-        loss, samples, metrics = client.evaluate(*request.arguments(client))
-    if not math.isnan(loss):
-        metrics["loss"] = loss
+        _, samples, metrics = client.evaluate(*request.arguments(client))
     return RecordDict({"metrics": MetricRecord(metrics | {"num-examples": samples}), **notes_of(client)})
 
 

@@ -325,19 +325,16 @@ class FloretClient(NumPyClient):
         private part make is measured too, as ``before``. Arguments as in ``fit``.
 
         Returns:
-            The loss on the test split before receiving (NaN if a filter keeps it back), the number of test samples, and
-            metrics as in ``fit``.
+            NaN in the place of a loss, of which nothing is made; the number of test samples; and metrics as in ``fit``.
         """
         started = time.perf_counter()
         self.take("evaluate", parameters, config)
         metrics: dict[str, Any] = self._accuracies("after") if self.setting.state.round else {}
-        metrics["loss"] = self.test_loss()
         if self.received:
             self.receive()
             metrics |= self._accuracies("before")
         sent = self._leaving("evaluate", {}, len(self.data.test), metrics)
-        scalars = dict(sent.scalars)
-        return scalars.pop("loss", math.nan), sent.samples, {**scalars, **self._seconds(started)}
+        return math.nan, sent.samples, {**sent.scalars, **self._seconds(started)}
 
     def answer(self, parameters: list[np.ndarray], config: dict[str, Any]) -> dict[str, Any]:
         """Answer what the method's server half asks before a round, without changing anything; arguments as in ``fit``.
@@ -615,19 +612,6 @@ class FloretClient(NumPyClient):
     def known_prototypes(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the prototypes among ``tensors`` as in ``prototypes.stack``, for this model's classes and features."""
         return stack(tensors, self.setup.classes, self.setup.features, self.device)
-
-    def test_loss(self) -> float:
-        """Return the mean cross entropy of the personal model on the test split."""
-        return self.mean_loss(self.model)
-
-    def mean_loss(self, model: nn.Module) -> float:
-        """Return the mean cross entropy of a model's scores on the test split; NaN if it is empty."""
-        if not len(self.data.test):
-            return math.nan
-        model.eval()
-        with torch.no_grad():
-            losses = [F.cross_entropy(model(b.x), b.y, reduction="sum") for b in passes(self.data.test)]
-        return float(sum(losses)) / len(self.data.test)
 
     def accuracy(self, split: Split) -> float:
         """Return the fraction of ``split`` whose class has the highest score, in [0, 1]."""

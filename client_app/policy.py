@@ -397,7 +397,7 @@ class Outgoing:
             if not accuracy and name != "loss":
                 kept[name] = value
                 continue
-            of = split if accuracy else "train" if payload.kind == "train" else "test"
+            of = split if accuracy else "train"
             if self.policy.accuracies == NONE or self._samples[of] < self.policy.hidden_below:
                 continue
             if self.policy.accuracies == ROUNDED:

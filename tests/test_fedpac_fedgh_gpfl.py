@@ -620,8 +620,7 @@ def test_gpfl_predicts_by_the_personal_route(tmp_path: Path) -> None:
         # a node that serves has no training data
         served = load_personal(cast(FileStore, Request(context).store)).scores(client.data.test.x)
     assert torch.allclose(served, scores, atol=1e-5)
-    assert client.test_loss() == pytest.approx(F.cross_entropy(scores, client.data.test.y).item(), rel=1e-5)
-    assert client.test_loss() != pytest.approx(F.cross_entropy(plain, client.data.test.y).item(), rel=1e-2)
+    assert not torch.allclose(served, plain, atol=1e-2)
     accuracy = (scores.argmax(1) == client.data.test.y).float().mean().item()
     assert outcome.history[-1]["clients"]["0"]["after"]["test"] == pytest.approx(accuracy)
 

@@ -58,7 +58,6 @@ def test_training_is_in_bfloat16_and_accuracies_are_not(tmp_path: Path) -> None:
     assert set(seen) == {torch.bfloat16}
     seen.clear()
     client.accuracy(client.data.test)
-    client.test_loss()
     assert set(seen) == {torch.float32}
     seen.clear()
     client.train()

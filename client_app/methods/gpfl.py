@@ -94,10 +94,6 @@ class GPFL(FloretClient):
         context = self.memory[CONTEXT] if CONTEXT in self.memory else self._context()
         return PersonalRoute(self.model, cast(ConditionalValve, self.networks[VALVE]), context)
 
-    def test_loss(self) -> float:
-        """Return the mean cross entropy by the personal route."""
-        return self.mean_loss(self.serving())
-
     def _embeddings(self) -> Tensor:
         return cast(nn.Embedding, self.networks[EMBEDDINGS]).weight
 
