@@ -615,7 +615,7 @@ def test_what_describe_and_metrics_say(tmp_path: Path) -> None:
         ),
         "query.plan": named("plan", "replace", "extractors", "heads"),
         "train": named("metrics", *accuracies, "loss", "seconds", "num-examples") | {("arrays: arrays",)},
-        "evaluate": named("metrics", *accuracies, "loss", "seconds", "num-examples"),
+        "evaluate": named("metrics", *accuracies, "seconds", "num-examples"),
     }
 
 
