@@ -1,5 +1,6 @@
-"""Where the runs of a table are made: options that commands share."""
+"""Where runs are made, and by which code: what commands share."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import click
 
 from cli.ranges import WholeRange
+from common.errors import FloretError
+from common.home import importing_from
 from common.kernels import KERNELS, NATIVE
 
 
@@ -47,13 +50,30 @@ def kernels_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
-def check_with_code_of(app: Path, engine: str) -> None:
-    """Go on in a process that imports Floret from the folder ``app``, where that is another copy than this one.
+def use_code_of(app: Path) -> None:
+    """Run this command anew in a process that imports Floret from the folder ``app``, unless this one does.
 
-    The local engine runs the code of that folder: what is checked and told before is of the same code. With Ray this
-    process stays as it is: a SuperLink that it starts would have the folder on its path.
+    `flwr run` runs the code of that folder, too, and not the installed one.
+
+    Raises:
+        FloretError: the folder does not have the local engine.
     """
-    from cli.run import use_code_of
+    if app.resolve() == Path(__file__).resolve().parents[1]:
+        return
+    if not _has_engine(app):
+        raise FloretError(f"{app}: has no folder engine/, Floret's local engine; start in Floret's folder")
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "cli.main", *sys.argv[1:]], importing_from(app))
 
-    if engine == "local" and (app / "engine" / "supervisor.py").is_file():
-        use_code_of(app, sys.argv[1:])
+
+def check_with_code_of(app: Path, engine: str) -> None:
+    """Check with the code that makes the runs: ``use_code_of`` where the local engine makes them.
+
+    With Ray this process stays as it is: a SuperLink that it starts would have the folder on its path. A folder without
+    Floret is told by what comes next.
+    """
+    if engine == "local" and _has_engine(app):
+        use_code_of(app)
+
+
+def _has_engine(app: Path) -> bool:
+    return (app / "engine" / "supervisor.py").is_file()

@@ -9,9 +9,7 @@ from typing import NoReturn
 
 import click
 
-from cli.engines import kernels_option
-from common.errors import FloretError
-from common.home import importing_from
+from cli.engines import kernels_option, use_code_of
 from common.kernels import NATIVE, kernels_in_use, variables
 from common.run_config import default_config, merged, parse_run_configs, run_config_text
 
@@ -93,7 +91,7 @@ def _run_here(arguments: tuple[str, ...], kernels: str) -> NoReturn:
         )
     given = parse_run_configs(texts)
     values = merged(default_config(app), given)
-    use_code_of(app, sys.argv[1:])
+    use_code_of(app)
     from common.extras import require
     from common.imports import quick_imports
     from common.partitioners import DrawingProcess
@@ -113,21 +111,6 @@ def _run_here(arguments: tuple[str, ...], kernels: str) -> NoReturn:
         prepare(plan)
     tell_unused({"run config:": given}, [values])
     end(run_plan(plan))
-
-
-def use_code_of(app: Path, arguments: Sequence[str]) -> None:
-    """Go on in a process that imports Floret from the folder ``app``, unless this one does.
-
-    `flwr run` runs the code of that folder, too, and not the installed one.
-
-    Raises:
-        FloretError: the folder does not have the local engine.
-    """
-    if app.resolve() == Path(__file__).resolve().parents[1]:
-        return
-    if not (app / "engine" / "supervisor.py").is_file():
-        raise FloretError(f"{app}: has no folder engine/, Floret's local engine; start in Floret's folder")
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "cli.main", *arguments], importing_from(app))
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:

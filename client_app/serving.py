@@ -187,7 +187,7 @@ def _config_of(keys: Mapping[str, Any], store: FileStore) -> RunConfig:
     except ConfigError as error:
         key = str(error).split(" ", 1)[0]
         raise FloretError(
-            f"{store.directory}: was written by another version of Floret, with another meaning of {key}"
+            f"{store.directory}: was written by another version of Floret, which had no {key}, or others"
         ) from error
 
 

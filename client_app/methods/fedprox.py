@@ -15,7 +15,7 @@ from strategies.fedprox import FedProxParameters
 class _SquaredDistance(torch.autograd.Function):
     """``||w - g||^2`` of a parameter w and a constant g, with the bits that autograd would give.
 
-    Its backward pass, ``2 (w - g)`` times what comes, goes once through memory; autograd's goes through it four times.
+    Its backward pass, ``2 (w - g)`` times what comes, goes once through memory; autograd's makes three tensors.
     """
 
     @staticmethod
