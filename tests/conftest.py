@@ -1,6 +1,7 @@
 """A real local SuperLink for the tests that go through ``flwr run``."""
 
 import os
+import random
 import secrets
 import signal
 import socket
@@ -37,6 +38,17 @@ settings.load_profile("floret")
 def _no_waiting_for_the_disk() -> Iterator[None]:
     """Leave out fsync in this process: a test that cuts the power there is none, and each wait takes a millisecond."""
     with patch("os.fsync"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _the_same_secrets(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let what this process draws in secret, as a device its noise and its seed, be the same in each run of a test."""
+    draws = random.Random(request.node.nodeid)
+    with (
+        patch("secrets.randbits", draws.getrandbits),
+        patch("secrets.token_hex", lambda count: draws.randbytes(count).hex()),
+    ):
         yield
 
 
