@@ -1,4 +1,4 @@
-"""A real local SuperLink for the tests that go through ``flwr run``."""
+"""What tests share: real SuperLinks, the local engine, free ports, and draws that are the same in each run."""
 
 import os
 import random

@@ -422,6 +422,7 @@ def test_with_one_example_more_the_sum_moves_by_its_bound_whatever_pfakd_beta_is
         more = {"method": "pfakd", "pfakd__beta": 1e12, "privacy__head_epochs": 0, "weight_decay": 0.0}
         sent = arrays_of(site.ask("train", before, lr=1.0, **{**PROTECTED, **keys, **more}))
         (found,) = [line.count for line in Ledger.of(site.folder / "state", "site").lines() if line.count is not None]
+        # A node divides it by the noised number of examples, of which it plans with no fewer than that noise.
         sums.append({name: (before[name].astype(float) - sent[name]) * max(found, COUNT.noise) for name in before})
     moved = math.sqrt(sum(float(np.square(sums[0][name] - sums[1][name]).sum()) for name in sums[0]))
     assert 0.1 < moved < 1.001
