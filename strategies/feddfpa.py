@@ -47,8 +47,11 @@ class FedDFPA(FloretStrategy):
             )
 
     def replaced(self) -> frozenset[str]:
-        """Return the head where a client neither fuses the received one into its own nor began with the same."""
-        return frozenset({"head"} if self.parameters.own_start and not self.parameters.fusion else ())
+        """Return the head: a client's own, into which the received one is at most fused, goes on from round to round.
+
+        How far it is from the global one does not grow with the steps of the round.
+        """
+        return frozenset({"head"})
 
     @classmethod
     def uplink(cls, setup: Setup) -> Specs:

@@ -72,6 +72,9 @@ class UAPDFL(Relay):
 
     shares = "model"
     head = "linear"
+    # Outputs for an input that no sample is like: with batch normalisation they are a hundred times as large after few
+    # steps as after many; how sure a softmax is of it, differs by the root of the number of classes.
+    statistics = frozenset({UNIT, AUXILIARY})
     Parameters = UAPDFLParameters
     parameters: UAPDFLParameters
 

@@ -235,6 +235,39 @@ def test_heads_that_start_from_nothing_sent_are_no_updates(tmp_path: Path) -> No
     assert outcome.summary["refused"] == 0
 
 
+@pytest.mark.parametrize(("own", "fusion"), [(True, True), (False, True), (False, False)])
+def test_a_head_of_feddfpa_is_judged_whatever_the_steps_of_its_round(tmp_path: Path, own: bool, fusion: bool) -> None:
+    """How far a head that goes on from round to round is from the global one does not come of the round's steps."""
+
+    def larger(message: Message, reply: Message) -> Message:
+        if message.metadata.dst_node_id != 1000:
+            if message.metadata.message_type == "query.describe":
+                reply.content.config_records["client"]["train"] = 10**7
+            elif message.metadata.message_type == "train":
+                reply.content.metric_records["metrics"]["num-examples"] = 10**7
+        return reply
+
+    keys: dict[str, Any] = {"feddfpa__own_start": own, "feddfpa__fusion": fusion, "lr": 0.1, "local_epochs": 1}
+    outcome = federate(tmp_path, 4, tamper=larger, method="feddfpa", partition="pathological", rounds=4, **keys)
+    assert outcome.summary["refused"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "refused"), [("unit", 100, 0), ("auxiliary", 100, 0), ("auxiliary", 10_000, 3)]
+)
+def test_what_ua_pdfl_says_of_no_sample_may_be_a_hundred_times_the_usual(
+    tmp_path: Path, name: str, factor: float, refused: int
+) -> None:
+    def larger(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
+            sent = from_record(reply.content.array_records["arrays"])
+            reply.content["arrays"] = to_record(sent | {name: (factor * sent[name]).astype(np.float32)})
+        return reply
+
+    outcome = federate(tmp_path, 4, tamper=larger, method="ua-pdfl", rounds=3, local_epochs=1)
+    assert outcome.summary["refused"] == refused
+
+
 def test_what_travels_counts_whatever_becomes_of_it(tmp_path: Path) -> None:
     travelled = {"up": 0, "down": 0}
 

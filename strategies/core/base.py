@@ -98,8 +98,9 @@ class FloretStrategy(Method, Strategy):
         serves_global: whether the global model itself is what a client uses; then clients that did not take part are
             sent it for evaluation.
         relays: whether what clients send is kept in ``post`` for others.
-        statistics: groups of tensors whose size says nothing of an update: honest ones may differ by any factor, and
-            ``accumulate`` checks their range itself.
+        statistics: groups of tensors whose size says little of an update, since honest ones differ by large factors:
+            they are not judged by it, but for what ``relays`` hands on, and not shortened; ``accumulate`` checks their
+            range itself.
         unclipped: groups of tensors that go into no mean, which ``aggregation="clipped-mean"`` leaves as they came.
         parameters: the method's own.
         arrays: the global tensors that this round began with, to read.
@@ -574,7 +575,7 @@ class FloretStrategy(Method, Strategy):
                 for name, array in payload.tensors.items():
                     check_finite(name, array)
                 raise FloretError(f"its update of {group} is too large to be measured; it is refused")
-        return {group: size for group, size in sizes.items() if group not in self.statistics}
+        return sizes
 
     def _offer(self, reply: "_Reply") -> None:
         """Accept a reply, or hold it until there is something to judge it by.
@@ -615,14 +616,15 @@ class FloretStrategy(Method, Strategy):
             # Whatever becomes of the update, it is spent.
             self.protection.hear(reply.client.name, reply.metrics)
         if self._judges:
-            self.norms.check(reply.sizes, self._floors)
+            judged = {group: size for group, size in reply.sizes.items() if group not in self.statistics}
+            self.norms.check(judged, self._floors)
             if self.relays:
                 self.norms.check_tensors(reply.payload.tensors, self._floors)
         client, payload, tensors = reply.client, reply.payload, reply.payload.tensors
         if self.config.aggregation == "clipped-mean":
             usual = {
                 group: value
-                for group in reply.sizes.keys() - self.unclipped
+                for group in reply.sizes.keys() - self.unclipped - self.statistics
                 if (value := self.norms.usual(group)) is not None
             }
             tensors = clipped(tensors, self._before, reply.sizes, usual)
