@@ -80,10 +80,13 @@ def privacy(
             runs.setdefault(line.run, []).append(line)
         spent = f"an example has spent {_spent(found, delta, most)}"
         more = "; it took part in runs without privacy, too, which nothing bounds" if name in unprotected else ""
-        click.echo(f"client {name}: {spent} at delta {delta:g}; {len(found)} lines, {len(runs)} runs{more}")
+        counts = f"{_counted(len(found), 'line')}, {_counted(len(runs), 'run')}"
+        click.echo(f"client {name}: {spent} at delta {delta:g}; {counts}{more}")
         for run, own in runs.items():
             asked = ", ".join(dict.fromkeys(f"federation {line.federation}, {line.method}" for line in own))
-            click.echo(f"  {printable(f'run {run}, {asked}')}: {len(own)} lines, {_spent(own, delta)} alone")
+            click.echo(
+                f"  {printable(f'run {run}, {asked}')}: {_counted(len(own), 'line')}, {_spent(own, delta)} alone"
+            )
         if lines:
             for line in found:
                 by = "server" if line.by_server else "node"
@@ -95,6 +98,10 @@ def privacy(
                 click.echo(f"  {printable(said)}")
     if client_name is None and len(names) > 1:
         click.echo("What clients with the same data have spent adds up.")
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _spent(lines: "Sequence[Line]", delta: float, most: float | None = None) -> str:

@@ -34,6 +34,7 @@ from common.registry import load_class
 from common.simulation import in_local_engine, in_simulation
 from common.wire import find_record, pack, to_record
 from data import ClientData, Cut, load_client, load_own
+from models import check_inputs
 from strategies import METHODS
 from strategies.core import FloretStrategy, Method
 
@@ -239,6 +240,9 @@ class Request:
         policy.check_run(self.config, self.parameters)
         self.method.check_protects(self.config)
         self.config.check_classes_are_given()
+        if self.has_own_data and not self.protects:
+            # Also when it joins: it says how many examples it has. What is refused from here on tells of them, too.
+            note_unprotected(self.state_dir, self.name)
         policy.check_disk(self.state_dir, self.config)
         shape = self.data.input_shape
         classes = self.data.num_classes if joins else self.scalars.get("num-classes")
@@ -261,9 +265,6 @@ class Request:
                     f"{found.head_layers}"
                 )
             self._count_round()
-        if self.has_own_data and not self.protects:
-            # Also when it joins: it says how many examples it has.
-            note_unprotected(self.state_dir, self.name)
 
     def pay_to_join(self) -> None:
         """Pay for a run whose server draws its clients in secret: of rounds without it a client does not hear, and
@@ -460,6 +461,9 @@ def describe(request: Request) -> RecordDict:
     data, policy = request.data, request.policy
     # A client that protects its data tells nothing of them: neither how many there are nor of which classes.
     tells = not request.protects
+    if tells:
+        for split in ("train", "validation", "test"):
+            check_inputs(request.config.model, getattr(data, split).x, f"the {split} inputs of client {request.name}")
     return RecordDict(
         {
             "client": ConfigRecord(

@@ -286,21 +286,7 @@ class FloretClient(NumPyClient):
         self.receive()
         spent = self._pay() if self.protection else {}
         metrics: dict[str, Any] = self._accuracies("before")
-        try:
-            metrics["loss"] = self._train_feeding() if self.trains_examples else self.train()
-        except ValueError as error:
-            if "more than 1 value per channel" not in str(error):
-                raise
-            reason = (
-                f"batch-size = {self.config.batch_size}, {len(self.data.train)} training samples: batch normalisation "
-                f"of model {self.config.model!r} cannot learn from one sample, of which it has one value per channel; "
-                "take larger batches or images, or a model without it"
-            )
-            if not self.withholds:
-                raise FloretError(reason) from error
-            # That it could not go on would tell of the data: it sends what it has learned up to here, and noise.
-            log.warning("Client %s: %s", self.setting.name, reason)
-        tensors = self.upload()
+        metrics["loss"], tensors = self._trained()
         if self.protection and self.config.privacy.unit == "client":
             tensors = self.protection.update(tensors, self.received)
         personal = self._personal()
@@ -567,6 +553,11 @@ class FloretClient(NumPyClient):
         frozen = copy.deepcopy(self.model.extractor).eval()
         return frozen.requires_grad_(False)
 
+    def is_of_this_run(self) -> bool:
+        """Return whether the personal model is of this run, not of an earlier one of the same federation."""
+        kept = self.setting.state.version
+        return kept is not None and kept.lineage == self.message.get("session.lineage")
+
     def historical_extractor(self) -> Stack | None:
         """Return the client's own extractor after the last round that it took part in, frozen; None before its first.
 
@@ -688,6 +679,40 @@ class FloretClient(NumPyClient):
         """Pay for this round, before anything is computed that leaves."""
         assert self.protection is not None
         return self.protection.pay(len(self.data.train))
+
+    def _trained(self) -> tuple[float, dict[str, Tensor]]:
+        """Train; return the loss and what is to be sent, before anything of it is noised.
+
+        A protected client that cannot train sends what it received, and keeps its personal model: that it failed would
+        tell of its data, as a server may choose what some data make fail. Where examples are protected the layers that
+        do so are refused for every client.
+
+        Raises:
+            FloretError: a batch of one sample, of which batch normalisation learns nothing.
+        """
+        hides = self.withholds and not self.trains_examples
+        beside = self._network_tensors()
+        own = {name: tensor.clone() for name, tensor in (self._agreed.tensors | beside).items()} if hides else {}
+        memory = dict(self.memory)
+        try:
+            loss = self._train_feeding() if self.trains_examples else self.train()
+            return loss, self.upload()
+        except Exception as error:
+            reason: str | None = None
+            if isinstance(error, ValueError) and "more than 1 value per channel" in str(error):
+                reason = (
+                    f"batch-size = {self.config.batch_size}, {len(self.data.train)} training samples: batch "
+                    f"normalisation of model {self.config.model!r} cannot learn from one sample, of which it has one "
+                    "value per channel; take larger batches or images, or a model without it"
+                )
+            if not hides:
+                if reason is None:
+                    raise
+                raise FloretError(reason) from error
+            log.warning("Client %s: %s; it sends noise alone", self.setting.name, reason or error, exc_info=not reason)
+        self.load_tensors(own)
+        self.memory = memory
+        return 0.0, {name: self.received[name] for name in self.shared_names()}
 
     def _train_feeding(self) -> float:
         """Train with protected examples; then the head of the personal model, which nobody else sees, without noise.
@@ -873,6 +898,9 @@ class FloretClient(NumPyClient):
         }
 
     def _accuracies(self, when: str) -> dict[str, float]:
+        """Return the accuracies on what splits there are; none where they would not leave."""
+        if self.withholds:
+            return {}
         splits = {"test": self.data.test, "validation": self.data.validation}
         return {f"{when}.{name}": self.accuracy(split) for name, split in splits.items() if len(split)}
 

@@ -129,14 +129,18 @@ def vgg11(shape: tuple[int, ...], classes: int) -> list[Layer]:
 
 
 class MeanEmbedding(nn.EmbeddingBag):
-    """The mean of the vectors of a text's words, zero for a text without words; padding (id 0) is left out."""
+    """The mean of the vectors of a text's words, zero for a text without words; padding (id 0) is left out.
+
+    So are numbers that are no ids: if they failed, the server of a protected client would learn that it has some.
+    """
 
     def __init__(self, ids: int, width: int) -> None:
         super().__init__(ids, width, mode="mean", padding_idx=0)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """Return the means, (batch, width), for ids (batch, length) of any type, floating point too."""
-        return super().forward(x.long())
+        ids = x.long()
+        return super().forward(ids.where((ids > 0) & (ids < self.num_embeddings), 0))
 
 
 def fasttext(shape: tuple[int, ...], classes: int) -> list[Layer]:
@@ -144,7 +148,7 @@ def fasttext(shape: tuple[int, ...], classes: int) -> list[Layer]:
 
     FedDFPA section 5.2 names fastText (Joulin et al. 2017) and prints no widths; these, and no activation between the
     two linear layers, are PFLlib's, with whose baselines it compares. Inputs are rows of ids from 0 (padding) to
-    2**15 - 1. Rows of other numbers have the same shape and are not detected here.
+    2**15 - 1. Rows of other numbers have the same shape and are not detected here, but by ``check_inputs``.
 
     Raises:
         ConfigError: the inputs are not rows.
@@ -154,6 +158,16 @@ def fasttext(shape: tuple[int, ...], classes: int) -> list[Layer]:
         raise ConfigError(f"model = 'fasttext': needs texts, a row of word ids each; the data have {images} images")
     first = Layer((("embedding", MeanEmbedding(VOCABULARY, 32)),))
     return [first, Layer((("fc1", nn.Linear(32, 32)),)), _last(32, classes)]
+
+
+def check_inputs(model: str, x: Tensor, where: str) -> None:
+    """Check that inputs of the right shape are such as a model of this name can learn from.
+
+    Raises:
+        ConfigError: they are no word ids, and it needs some; ``where`` says which inputs they are.
+    """
+    if model == "fasttext" and len(x) and not (x.min() >= 0 and x.max() < VOCABULARY):
+        raise ConfigError(f"model = 'fasttext': needs word ids, from 0 to {VOCABULARY - 1}; {where} are not all such")
 
 
 def _lenet(name: str, shape: tuple[int, ...], classes: int, *, batch_norm: bool) -> list[Layer]:

@@ -582,6 +582,18 @@ def test_fedala_with_weights_that_stay_at_1_is_fedavg(tmp_path: Path) -> None:
     assert not equal_arrays(checkpointed(fedavg), checkpointed(federate(tmp_path, method="fedala", **keys)))
 
 
+def test_fedala_learns_its_weights_anew_in_each_run(tmp_path: Path) -> None:
+    """Those of an earlier run were learned against other global models; the own model still is what is mixed in."""
+    keys: dict[str, Any] = {"rounds": 2, "local_epochs": 1, "max_samples": 300, "method": "fedala"}
+    states = tmp_path / "states"
+    federate(tmp_path / "first", 3, states=states, **keys)
+    again = federate(tmp_path / "second", 3, states=states, fedala__eta=0.0, fedala__layers=2, seed=1, **keys)
+    assert equal(again, federate(tmp_path / "fedavg", 3, **(keys | {"method": "fedavg", "seed": 1})))
+    again = federate(tmp_path / "third", 3, states=states, fedala__first_epochs=3, seed=1, **(keys | {"rounds": 1}))
+    fresh = federate(tmp_path / "fresh", 3, seed=1, **(keys | {"rounds": 1}))
+    assert not equal_arrays(checkpointed(again), checkpointed(fresh))
+
+
 @pytest.mark.parametrize(("layers", "percent", "eta"), [(1, 100, 1.0), (1, 30, 0.4), (2, 80, 1.0), (3, 100, 0.4)])
 def test_ala_is_that_of_a_plain_loop(tmp_path: Path, layers: int, percent: int, eta: float) -> None:
     keys: dict[str, Any] = {

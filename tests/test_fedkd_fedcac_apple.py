@@ -25,6 +25,7 @@ from client_app.methods.fedcac import largest, sensitivity
 from client_app.methods.fedkd import VERSION, divergence, intensity
 from client_app.state import FileStore
 from common.errors import ConfigError, FloretError
+from common.names import without_prefix
 from common.seeds import torch_generator
 from common.tensors import MASK, NamedArrays
 from common.wire import BITS, from_record, to_record
@@ -815,6 +816,18 @@ def test_a_client_downloads_no_more_than_it_may_and_first_what_is_new(tmp_path: 
     asked = [m for m in more.grid.messages if m.metadata.message_type == "query.plan"]
     assert len(asked) == 4
     assert not any(m.content.array_records["arrays"] for m in asked)
+
+
+def test_core_models_of_peers_in_an_earlier_run_are_forgotten(tmp_path: Path) -> None:
+    states = tmp_path / "states"
+    federate(tmp_path / "first", 3, method="apple", rounds=3, states=states, apple__downloads=2, **QUICK)
+    keys: dict[str, Any] = {"method": "apple", "rounds": 1, "states": states, **QUICK}
+    second = federate(tmp_path / "second", 3, apple__downloads=2, **keys)
+    for context in second.grid.contexts.values():
+        memory = without_prefix(kept(context).load(), MEMORY)
+        # In the first round of a run nobody has published anything.
+        assert float(memory["downloaded"]) == 0
+        assert {name.partition(".")[0] for name in memory} == {"core", "relationship", "downloaded"}
 
 
 def test_downloads_count_for_their_probabilities_where_they_were_made(

@@ -26,12 +26,12 @@ from scipy.stats import norm
 
 from cli.main import floret
 from client_app.app import Request
-from client_app.batches import Batch, passes
+from client_app.batches import Batch
 from client_app.client import FEEDS, MEMORY, MODEL, FloretClient
 from client_app.clipping import clipping
 from client_app.protection import COUNT, Plan
 from client_app.protection import Protection as ClientProtection
-from client_app.state import FileStore
+from client_app.state import ClientState, FileStore
 from common.config import RunConfig, read_keys
 from common.durable import DamagedError
 from common.errors import ConfigError, FloretError
@@ -51,7 +51,7 @@ from common.seeds import torch_generator
 from common.wire import from_record, to_record
 from data import ClientData, Split
 from engine.checks import check_run
-from models import build_model
+from models import batch_norm_names, build_model
 from models.examples import check_examples
 from results.follow import CLIENT as CLIENT_COLUMNS
 from results.follow import Follower
@@ -433,11 +433,10 @@ def test_where_examples_are_protected_a_teacher_is_asked_about_the_batch(
 ) -> None:
     site = Site(tmp_path)
 
-    def of_the_test_part(split: Split) -> Iterator[Batch]:
-        assert len(split) == len(site.test_y)
-        return passes(split)
+    def all_of_them(_: Split) -> Iterator[Batch]:
+        pytest.fail("it was asked about all examples in order")
 
-    monkeypatch.setattr("client_app.client.passes", of_the_test_part)
+    monkeypatch.setattr("client_app.client.passes", all_of_them)
     keys = {"method": "pfakd", "local_epochs": 2, "privacy__head_epochs": 0, "pfakd__attention_transfer": True}
     assert arrays_of(site.ask("train", shared(initial()), **{**PROTECTED, **keys})).keys() == shared(initial()).keys()
 
@@ -707,6 +706,112 @@ def test_a_protected_client_that_cannot_learn_sends_noise_and_not_why(
     sent = arrays_of(site.ask("train", before, **keys))
     assert all(np.isfinite(sent[name]).all() and not np.array_equal(sent[name], before[name]) for name in before)
     assert "Client site: batch-size = 32, 60 training samples" in caplog.text
+
+
+@pytest.mark.parametrize("call", [1, 2])
+@pytest.mark.parametrize("method", PROTECTING)
+def test_a_client_that_is_protected_as_a_whole_never_says_that_it_failed(
+    tmp_path: Path, method: str, call: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever fails, and in whichever part of the training: what leaves is noise, and the personal model stays."""
+    keys: dict[str, Any] = {**PROTECTED, "privacy__unit": "client", "privacy__epsilon": 0.0, "method": method}
+    keys |= {"privacy__noise": 3.0, "privacy__clip": 0.5, "local_epochs": 2}
+    site = Site(tmp_path)
+    whole = set(load_class("strategies", method, FloretStrategy).shares) == set("model")
+    before = initial() if whole else shared(initial())
+    store = FileStore.at(site.folder / "state", "default", method, "site", sync=False)
+    assert arrays_of(site.ask("train", before, **keys)).keys() == before.keys()
+    first = newest(store)
+    calls, run_steps = [0], FloretClient.run_steps
+
+    def failing(client: FloretClient, *asked: Any) -> float:
+        calls[0] += 1
+        if calls[0] == call:
+            with torch.no_grad():
+                next(client.model.parameters()).add_(1.0)
+            raise IndexError("index out of range in self")
+        return run_steps(client, *asked)
+
+    monkeypatch.setattr(FloretClient, "run_steps", failing)
+    caplog.clear()
+    sent = arrays_of(site.ask("train", before, **keys))
+    monkeypatch.undo()
+    if calls[0] < call:  # this method trains once
+        assert method not in ("ditto", "fedbabu", "fedrep")
+        return
+    assert "Client site: index out of range in self; it sends noise alone" in caplog.text
+    noise = np.concatenate([(sent[name] - before[name]).ravel() for name in before])
+    assert np.std(noise) == pytest.approx(1.5, rel=0.1)
+    assert abs(noise.mean()) < 0.2
+    common = {"ditto": set(), "fedbabu": {*initial()}}.get(method, set(before))
+    for name, tensor in newest(store).items():
+        model = name.removeprefix(MODEL)
+        np.testing.assert_array_equal(tensor, initial()[model] if model in common else first[name])
+
+
+def newest(store: FileStore) -> dict[str, np.ndarray]:
+    """Return the tensors of a client's last version but for what it trains on beside."""
+    return {name: tensor.numpy() for name, tensor in ClientState(store).load().items()}
+
+
+@pytest.mark.parametrize("method", ["ditto", "fedbabu"])
+def test_one_image_with_batch_normalisation_is_like_two_from_outside(tmp_path: Path, method: str) -> None:
+    model = build_model("resnet18", (1, 8, 8), CLASSES, 1, torch_generator(0, "model"))
+    for images in (1, 2):
+        site = Site(tmp_path / str(images))
+        x = np.random.default_rng(1).random((CLASSES, 1, 8, 8), dtype=np.float32)
+        for part, count in (("train", images), ("test", CLASSES)):
+            np.savez(site.folder / "data" / f"{part}.npz", x=x[:count], y=np.arange(count))
+        keys: dict[str, Any] = {**PROTECTED, "privacy__unit": "client", "privacy__epsilon": 0.0, "privacy__noise": 1.0}
+        keys |= {"method": method, "model": "resnet18", "batch_norm": "local"}
+        own = batch_norm_names(model, buffers_only=True)
+        before = {name: tensor.numpy() for name, tensor in model.state_dict().items() if name not in own}
+        before = before if method == "ditto" else shared(before)
+        assert arrays_of(site.ask("train", before, **keys)).keys() == before.keys()
+
+
+@pytest.mark.parametrize("unit", ["client", "example"])
+def test_a_protected_client_measures_nothing(tmp_path: Path, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is paid for an evaluation, and that it failed would tell of the test data."""
+
+    def accuracy(*_: Any) -> float:
+        pytest.fail("it was measured")
+
+    site = Site(tmp_path)
+    keys: dict[str, Any] = {**PROTECTED, "privacy__unit": unit}
+    site.ask("train", shared(initial()), **keys)
+    monkeypatch.setattr(FloretClient, "accuracy", accuracy)
+    assert "error" not in site.ask("train", shared(initial()), **keys)
+    assert metrics_of(site.ask("evaluate", shared(initial()), **keys)) == {"num-examples": 1}
+
+
+@pytest.mark.parametrize("stray", [-1.0, 32768.0, 1e30])
+def test_a_number_that_is_no_word_id_shows_in_no_protected_run(tmp_path: Path, stray: float) -> None:
+    """A server may choose ``fasttext`` for any rows."""
+    keys: dict[str, Any] = {**PROTECTED, "privacy__unit": "client", "privacy__epsilon": 0.0, "privacy__noise": 1.0}
+    keys |= {"model": "fasttext"}
+    model = build_model("fasttext", (SIDE,), CLASSES, 1, torch_generator(0, "model"))
+    before = shared({name: tensor.numpy() for name, tensor in model.state_dict().items()})
+    site = Site(tmp_path)
+    x = np.ones((60, SIDE), np.float32)
+    x[7, 3] = stray
+    for part in ("train", "test"):
+        np.savez(site.folder / "data" / f"{part}.npz", x=x, y=np.arange(60) % CLASSES)
+    assert arrays_of(site.ask("train", before, **keys)).keys() == before.keys()
+    assert "error" not in site.ask("evaluate", before, **keys)
+    # Without protection it is said when the client joins.
+    said = site.refusal("query.describe", model="fasttext")
+    wrong = "the train inputs of client site are not all such"
+    assert said == f"model = 'fasttext': needs word ids, from 0 to 32767; {wrong}"
+
+
+def test_a_refusal_that_tells_how_many_examples_there_are_is_noted(tmp_path: Path) -> None:
+    site = Site(tmp_path, "min-steps: 4")
+    noted = site.folder / "state" / ".privacy" / "unprotected" / "site.json"
+    assert site.refusal(model="mlp", num_classes=CLASSES, method="local", privacy__unit="example", privacy__noise=1.0)
+    assert not noted.exists()
+    assert "a round would have 1 steps" in site.refusal(batch_size=60, local_epochs=1)
+    assert noted.exists()
 
 
 def test_a_run_with_next_to_no_noise_is_refused(tmp_path: Path) -> None:
@@ -1697,11 +1802,11 @@ def test_the_command_tells_of_runs_without_privacy_and_of_several_clients(tmp_pa
     site.ask("train", initial(), **{**PROTECTED, "method": "fedavg"})
     line, _ = told()
     assert line.startswith("client site: an example has spent epsilon ")
-    assert line.endswith(" 1 runs; it took part in runs without privacy, too, which nothing bounds")
+    assert line.endswith(" 1 run; it took part in runs without privacy, too, which nothing bounds")
     site.node["client-name"] = "again"
     site.ask("train", initial(), **{**PROTECTED, "method": "fedavg"})
     again, _, first, _, both = told()
-    assert again.endswith(" 1 runs")
+    assert again.endswith(" 1 run")
     assert (first, both) == (line, "What clients with the same data have spent adds up.")
 
 
@@ -1780,7 +1885,7 @@ def test_the_command_shows_what_was_spent(tmp_path: Path) -> None:
     example = epsilon_of_example(ledger[1:], ledger[:1], 1e-5)
     assert epsilon_of(ledger, 1e-5) < example
     assert f"an example has spent epsilon {example:.4g}, of runs that protect the client " in done.output
-    assert f"{epsilon_of(ledger[:1], 1e-5):.4g} at delta 1e-05; 3 lines, 1 runs" in done.output
+    assert f"{epsilon_of(ledger[:1], 1e-5):.4g} at delta 1e-05; 3 lines, 1 run" in done.output
     assert "fedper: client, noise 3 by the node, rate 1, 1 steps\n" in done.output
     assert "fedper: example, noise 20 by the node, rate 1, 1 steps, the count of examples\n" in done.output
     assert "no ledger in" in str(runner.invoke(floret, [*asked, "--client-name", "other"]).exception)
@@ -1824,7 +1929,7 @@ def test_the_command_says_what_a_policy_has_left(tmp_path: Path) -> None:
     assert told() == (
         f"client site: an example has spent epsilon {example:.4g} (of max-epsilon = 50, {50 - example:.4g} left), of "
         f"runs that protect the client {client:.4g} (of max-epsilon = 50, {50 - client:.4g} left) at delta 1e-06; "
-        "1 lines, 1 runs"
+        "1 line, 1 run"
     )
     assert told("", "--delta", "1e-6") == told()
     between = (example + client) / 2

@@ -78,6 +78,13 @@ class APPLE(FloretClient):
     goes_on = True
     parameters: APPLEParameters
 
+    def begin(self, config: dict[str, Any]) -> None:
+        """Forget the core models that others had in an earlier run."""
+        super().begin(config)
+        if not self.is_of_this_run():
+            of_others = (PEER, DOWNLOADED)
+            self.memory = {name: tensor for name, tensor in self.memory.items() if not name.startswith(of_others)}
+
     def plan(self) -> dict[str, Any]:
         """Return which core models to download: those that never were, then by how much they count."""
         published, most = self.message["published"], self.parameters.downloads

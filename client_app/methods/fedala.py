@@ -52,8 +52,10 @@ class FedALA(FloretClient):
         inside = {id(parameter) for module in top for parameter in module.parameters()}
         mixes = {name: p for name, p in self.model.named_parameters() if id(p) in inside}
         received = {name: parameter.detach().clone() for name, parameter in mixes.items()}
-        first = any(WEIGHT + name not in self.memory for name in mixes)
-        weights = {name: self.memory.get(WEIGHT + name, torch.ones_like(p)) for name, p in received.items()}
+        # Weights of an earlier run were learned against other global models.
+        known = self.memory if self.is_of_this_run() else {}
+        first = any(WEIGHT + name not in known for name in mixes)
+        weights = {name: known.get(WEIGHT + name, torch.ones_like(p)) for name, p in received.items()}
         self.model.eval().requires_grad_(False)
         for parameter in mixes.values():
             parameter.requires_grad_(True)

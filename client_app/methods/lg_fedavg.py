@@ -43,7 +43,5 @@ class LGFedAvg(FloretClient):
 
     def _has_own(self) -> bool:
         """Return whether the client has trained an extractor alone in this run."""
-        kept = self.setting.state.version
-        return bool(
-            kept and kept.lineage == self.message["session.lineage"] and kept.round > self.parameters.fedavg_rounds
-        )
+        own: bool = self.is_of_this_run() and self.setting.state.round > self.parameters.fedavg_rounds
+        return own
