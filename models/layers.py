@@ -129,9 +129,10 @@ def vgg11(shape: tuple[int, ...], classes: int) -> list[Layer]:
 
 
 class MeanEmbedding(nn.EmbeddingBag):
-    """The mean of the vectors of a text's words, zero for a text without words; padding (id 0) is left out.
+    """The mean of the vectors of a text's words, zero for a text without words.
 
-    So are numbers that are no ids: if they failed, the server of a protected client would learn that it has some.
+    Padding (id 0) is left out. So are numbers that are no ids: a server may choose such a network for any rows, and on
+    a GPU a wrong id ends the process.
     """
 
     def __init__(self, ids: int, width: int) -> None:

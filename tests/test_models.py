@@ -181,6 +181,8 @@ def test_fasttext_takes_the_mean_over_the_words_and_leaves_padding_out() -> None
     texts = torch.zeros(3, 200, dtype=torch.int32)
     texts[0, :3] = torch.tensor([7, 9, 7])
     texts[1, :1] = 32767
+    # Numbers that are no ids are left out, too.
+    texts[2, :2] = torch.tensor([-1, 32768])
     means = torch.stack([(2 * vectors[7] + vectors[9]) / 3, vectors[32767], torch.zeros(32)])
     expected = means @ weights["fc1.weight"].T + weights["fc1.bias"]
     torch.testing.assert_close(model.features(texts), expected)
