@@ -3,6 +3,7 @@
 import ipaddress
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -135,6 +136,7 @@ def _node(folder: Path, name: str) -> str:
 
 def _next_steps(directory: Path, nodes: Sequence[str]) -> str:
     name = nodes[0] if nodes else "NAME"
+    registered = shlex.quote(str(directory / "nodes" / f"{name}.pub"))
     return (
         f"On the SuperLink's machine: ca.crt, superlink.crt, superlink.key\n"
         f"    flower-superlink --ssl-ca-certfile ca.crt --ssl-certfile superlink.crt --ssl-keyfile superlink.key "
@@ -148,7 +150,7 @@ def _next_steps(directory: Path, nodes: Sequence[str]) -> str:
         f'    [superlink.my-federation]\n    address = "127.0.0.1:9093"\n'
         f'    root-certificates = "/absolute/path/ca.crt"\n'
         f"Register each node once, when the SuperLink runs:\n"
-        f"    flwr supernode register {directory / 'nodes' / name}.pub my-federation\n"
+        f"    flwr supernode register {registered} my-federation\n"
         f"{directory / 'ca.key'} signs for the whole federation: keep it here or offline, copy it nowhere."
     )
 

@@ -80,6 +80,9 @@ def main() -> None:
         sys.exit(floret.main(prog_name="floret", standalone_mode=False))
     except FloretError as error:
         _fail(str(error), 2)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        sys.exit(2)
     except click.ClickException as error:
         _fail(error.format_message(), 2)
     except OSError as error:

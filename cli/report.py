@@ -1,11 +1,15 @@
 """``floret report``: the page of one run, or of several side by side."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from cli.paths import NamedPath
 from common.errors import FloretError
+
+if TYPE_CHECKING:
+    from results.run import Run
 
 
 @click.command()
@@ -24,8 +28,22 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
     from results.rundir import folder_of_runs, named_run
 
     require("matplotlib", "server", "floret report")
-    found = [directory for run in runs for directory in _runs_at(named_run(run, folder_of_runs("")))]
-    read = [read_run(directory) for directory in found]
+    found: list[Path] = []
+    read: list[Run] = []
+    for run in runs:
+        place = named_run(run, folder_of_runs(""))
+        directories = _runs_at(place)
+        for directory in directories:
+            try:
+                read.append(read_run(directory))
+                found.append(directory)
+            except FloretError as error:
+                # Of a folder of runs the others are shown.
+                if directories == [place]:
+                    raise
+                click.echo(f"floret: {error}; it is left out", err=True)
+    if not read:
+        raise FloretError("no run is left to report")
     if len(read) == 1:
         path, text = output or found[0] / "report.html", table(read) + "\n\n" + client_table(read[0])
     else:

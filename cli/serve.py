@@ -51,6 +51,11 @@ def predict(source: Path, output: Path | None, **which: Any) -> None:
         scores = personal.scores(torch.from_numpy(x))
     except FloretError as error:
         raise FloretError(f"--input {source}: {error}") from error
+    if y is not None and len(y) and y.max() >= personal.classes:
+        raise FloretError(
+            f"--input {source}: array y has label {y.max()}; the model has {personal.classes} classes, 0 to "
+            f"{personal.classes - 1}"
+        )
     classes = scores.argmax(1)
     labels = (*personal.class_names, *(str(c) for c in range(len(personal.class_names), personal.classes)))
     lines = [",".join(["input", "class", *(_quoted(f"score {label}") for label in labels)])]

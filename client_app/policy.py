@@ -427,12 +427,7 @@ def declared(config: RunConfig, parameters: Any, shape: tuple[int, ...], classes
     method = load_class("strategies", config.method, FloretStrategy)
     with torch.device("meta"):
         setup = setup_of(config, method, parameters, shape, classes)
-        try:
-            networks = [network.bare() for network in method.networks(setup).values()]
-        except (RuntimeError, TypeError) as error:
-            raise ConfigError(f"method = {config.method!r}: what it has beside the model cannot be made") from error
-        beside = sum(tensor.numel() for network in networks for tensor in network.state_dict().values())
-        beside += method.made_values(setup)
+        beside = method.values_beside(setup)
         return Declared(setup.head_layers, frozenset(kind_of(name) for name in method.uplink(setup)), beside)
 
 

@@ -198,9 +198,11 @@ def read_images(files: Sequence[str], form: Form, *, mixed: bool) -> npt.NDArray
         warnings.simplefilter("ignore")  # about metadata
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         for i, file in enumerate(files):
+            if i == 0 and form.size:
+                _check_room(len(files), form.size**2 * (form.channels or 1), f"image-size = {form.size}")
             image = _decode(file, form)
             if i == 0:
-                _check_room(len(files), image, file)
+                _check_room(len(files), image.nbytes, f"{file} is {_size(image)} pixels")
                 pixels = np.empty((len(files), *image.shape), dtype=np.uint8)
             if image.shape[1:] != pixels.shape[2:]:
                 raise DataError(
@@ -212,7 +214,7 @@ def read_images(files: Sequence[str], form: Form, *, mixed: bool) -> npt.NDArray
                     kinds = ("grey", "in colour") if len(image) == 1 else ("in colour", "grey")
                     raise DataError(f"{file} is {kinds[0]}, {files[0]} is {kinds[1]}; set image-channels to 1 or 3")
                 if pixels.shape[1] == 1:
-                    _check_room(len(files), image, file)
+                    _check_room(len(files), image.nbytes, f"{file} is {_size(image)} pixels")
                     pixels = np.repeat(pixels, 3, axis=1)
             pixels[i] = image
     return pixels
@@ -265,12 +267,12 @@ def _about(pixels: npt.NDArray[np.uint8]) -> dict[str, Any]:
     return {"type": str(pixels.dtype), "shape": list(pixels.shape), "checksum-of-pixels": digest(pixels.data)}
 
 
-def _check_room(n: int, image: npt.NDArray[np.uint8], file: str) -> None:
-    """Refuse ``n`` images like this one, that of ``file``, if this machine has no memory for them."""
-    size, room = n * image.nbytes, available_memory()
+def _check_room(n: int, bytes_each: int, said: str) -> None:
+    """Refuse ``n`` images of that size, which is ``said``, if this machine has no memory for them."""
+    size, room = n * bytes_each, available_memory()
     if size > room:
         raise DataError(
-            f"{file} is {_size(image)} pixels, and {n} such images have {size / 1e9:.1f} GB when they are decoded; "
+            f"{said}, and {n} such images have {size / 1e9:.1f} GB when they are decoded; "
             f"this machine has {room / 1e9:.1f} GB left; set image-size to fewer pixels a side"
         )
 

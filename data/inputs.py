@@ -40,6 +40,8 @@ def read_inputs(
     elif words and shape == (LENGTH,) and source.suffix.lower() == ".txt":
         texts = _lines(source)
         return [str(i) for i in range(len(texts))], tokens(texts), None
+    elif source.suffix.lower() == ".txt":
+        raise DataError(f"{source}: this model takes no texts; its inputs are {dtype} of shape {shape}")
     else:
         x, y = _arrays(source, words)
         return [str(i) for i in range(len(x))], x, y

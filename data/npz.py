@@ -223,7 +223,8 @@ def to_inputs(x: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:
     if x.ndim == 4 and x.dtype == np.uint8:
         return np.ascontiguousarray(x)
     if x.dtype.kind != "f" and not (x.ndim == 2 and x.dtype.kind in "iub"):
-        raise DataError(f"{where} has type {x.dtype}; images must be uint8 (0 to 255) or floating point")
+        needs = "features must be real numbers" if x.ndim == 2 else "images must be uint8 (0 to 255) or floating point"
+        raise DataError(f"{where} has type {x.dtype}; {needs}")
     with np.errstate(over="ignore"):
         x = np.ascontiguousarray(x, dtype=np.float32)
     if not np.isfinite(x).all():
@@ -244,7 +245,10 @@ def to_labels(y: npt.NDArray[Any], where: str, *, strays: bool = False) -> npt.N
     if len(y) == 0 or strays:
         return y.astype(np.int64)
     if y.min() < 0 or y.max() >= MAX_CLASSES:
-        raise DataError(f"{where} goes from {y.min()} to {y.max()}; labels must be class numbers, 0 to classes - 1")
+        most = MAX_CLASSES - 1
+        raise DataError(
+            f"{where} goes from {y.min()} to {y.max()}; labels must be class numbers, 0 to classes - 1, at most {most}"
+        )
     return y.astype(np.int64)
 
 

@@ -481,7 +481,9 @@ def selected(tables: Sequence[Sequence[PlannedRun]], patterns: Sequence[str]) ->
     for pattern in patterns:
         in_rows, in_columns = _matching(pattern, rows), _matching(pattern, columns)
         if not in_rows and not in_columns:
-            raise ConfigError(f"--only {pattern!r}: is neither a row nor a column{nearest(pattern, rows | columns)}")
+            raise ConfigError(
+                f"--only {pattern!r}: no row or column with runs has this name{nearest(pattern, rows | columns)}"
+            )
         wanted_rows |= in_rows
         wanted_columns |= in_columns
     return [

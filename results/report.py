@@ -32,9 +32,14 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def differences(runs: Sequence[Run], ignore: Collection[str] = ("method", "output-dir", "data-dir")) -> list[str]:
-    """Return the settings whose values differ between those of ``runs`` that have them; ``clients`` is their number."""
+    """Return the settings whose values differ between those of ``runs`` that have them.
+
+    ``data`` are the user's own files, where datasets do not differ; ``clients`` is the number of clients.
+    """
     keys = dict.fromkeys(key for run in runs for key in run.settings if key not in ignore)
     found = [key for key in keys if len({value_of(run, key) for run in runs} - {MISSING}) > 1]
+    if "dataset" not in found and len({value_of(run, "data") for run in runs}) > 1:
+        found.insert(0, "data")
     return found + ["clients"] * (len({value_of(run, "clients") for run in runs}) > 1)
 
 
@@ -42,6 +47,10 @@ def value_of(run: Run, key: str) -> str:
     """Return what a run has for one of ``differences``; a dash where it has no such setting."""
     if key == "clients":
         return str(len(run.client_names()))
+    if key == "data":
+        return run.files
+    if key in ("dataset", "partition") and run.has_own_data:
+        return run.dataset if key == "dataset" else run.partition
     # A run that protects nothing has no settings of privacy.
     return plain(run.settings.get(key, "none" if key == "privacy.unit" else MISSING))
 
@@ -82,7 +91,11 @@ def table(runs: Sequence[Run]) -> str:
     over = [f"{name}: accuracies are over {run.figures_over}" for run, name in named if run.figures_over]
     telling = [f"{name}: {run.not_exact}" for run, name in named if run.not_exact]
     telling += [f"{name}: {run.nothing_used}" for run, name in named if run.nothing_used]
+    telling += [f"{name}: {run.fewer_rounds}" for run, name in named if run.cut_short]
     spent = [f"{name}: privacy spent, epsilon {e:.3g}" for run, name in named if (e := run.figures.epsilon) is not None]
+    apart = {"dataset", "data", "partition"} & {*differences(runs)}
+    if apart:
+        spent.append(f"these runs differ in their data: {', '.join(sorted(apart))}")
     return "\n".join([_aligned(rows), *over, *telling, *spent])
 
 
@@ -191,7 +204,7 @@ def _comparison_page(runs: Sequence[Run]) -> dict[str, Any]:
 
     names = labels(runs)
     shared: dict[str, Callable[[Run], str]] = {
-        "dataset": lambda run: run.dataset,
+        "dataset": lambda run: f"{run.dataset} {run.files}".rstrip(f" {MISSING}"),
         "model": lambda run: run.setting("model"),
         "partition": lambda run: run.partition,
         "clients": lambda run: f"{len(run.client_names())} clients",

@@ -13,7 +13,7 @@ from common.errors import FloretError, printable
 from common.names import natural_key
 from common.versions import versions
 from results.history import MOST, Figures, History, Json, Round, Spread, highest, whole
-from results.text import plain
+from results.text import MISSING, plain
 
 # Bytes of a file of a run.
 _LARGEST = 2**32
@@ -231,6 +231,16 @@ class Run:
             "shards": f"shards, {self._counted('shards-per-client', 'shard', 'shards')} per client",
         }
         return _data(words.get(name, name), *self._own())
+
+    @property
+    def has_own_data(self) -> bool:
+        """Whether clients had data of their own in the place of a partition of the dataset."""
+        return bool(self._own()[0]) or self.config.get("dataset") == "npz-clients"
+
+    @property
+    def files(self) -> str:
+        """Names the user's own files that a simulation read, by what they have; a dash if it read none."""
+        return f"files {self.digest[:8]}" if self.digest else MISSING
 
     def _own(self) -> tuple[int, int]:
         return sum(data.own for data in self.clients.values()), len(self.clients)

@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import torch
+
 import data
 from common.config import RunConfig
 from common.errors import ConfigError
 from common.seeds import torch_generator
-from models import build_model, head_layers
+from models import build_model, count_values, head_layers
 from results.rundir import place_to_resume
+from server_app.federation import LARGEST_MODEL
 from strategies.core import FloretStrategy, Roster, Session, Setup, StrategySetting, aggregate_of
 
 
@@ -66,5 +69,23 @@ def check_setup(config: RunConfig, kind: type[FloretStrategy], parameters: Any, 
             raise ConfigError(f"{key} = {value}: must be at most {clients}, the number of clients")
     outline = data.outline(config, clients)
     shape, classes = outline.input_shape, outline.num_classes
+    _check_size(config, kind, parameters, shape, classes)
     roster, session = Roster(), Session("")
     build_strategy(config, kind, parameters, shape, classes, roster=roster, session=session, initialised=False)
+
+
+def _check_size(
+    config: RunConfig, kind: type[FloretStrategy], parameters: Any, shape: tuple[int, ...], classes: int
+) -> None:
+    """Refuse a model, and networks beside it, as large as no client may join with, before any of it is made."""
+    values = count_values(config.model, shape, classes)
+    if values <= LARGEST_MODEL:
+        cut = config.head_layers or head_layers(config.model, shape, kind.head)
+        with torch.device("meta"):
+            model = build_model(config.model, shape, classes, cut, None)
+        values += kind.values_beside(Setup(config, parameters, model, cut, shape))
+    if values > LARGEST_MODEL:
+        raise ConfigError(
+            f"model = {config.model!r}, method = {config.method!r}: with inputs of {shape} and {classes} classes the "
+            f"model and what the method has beside it have {values} values; at most {LARGEST_MODEL} are possible"
+        )

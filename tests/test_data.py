@@ -635,7 +635,7 @@ IMAGES = np.zeros((12, 5, 6, 3), dtype=np.uint8)
         ({"x_train": IMAGES.astype(np.int32)}, "array x_train has type int32; images must be uint8"),
         ({"x_train": IMAGES.astype(bool)}, "array x_train has type bool; images must be uint8"),
         ({"x_train": IMAGES.astype(complex)}, "array x_train has type complex128; images must be"),
-        ({"x_train": np.full((12, 2), "a")}, "array x_train has type <U1; images must be"),
+        ({"x_train": np.full((12, 2), "a")}, "array x_train has type <U1; features must be real numbers"),
         ({"x_train": np.full((12, 2), np.nan)}, "array x_train has values that are not finite"),
         ({"x_train": np.full((12, 2), 1e300)}, "array x_train has values that are not finite"),
         ({"x_train": IMAGES[:0]}, "array x_train is empty, its shape is (0, 5, 6, 3)"),

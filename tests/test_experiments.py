@@ -356,7 +356,9 @@ def test_only_some_runs(tmp_path: Path) -> None:
     assert [(p.row, p.column) for p in selected([placed], ["two"])[0]] == [("Two", "A"), ("Two", "B")]
     assert [(p.row, p.column) for p in selected([placed], ["T*", "b"])[0]] == [("Two", "B")]
     assert selected([placed, placed[:1]], []) == [placed, placed[:1]]
-    with pytest.raises(ConfigError, match=r"--only 'Tow': is neither a row nor a column \(did you mean 'Two'\?\)"):
+    with pytest.raises(
+        ConfigError, match=r"--only 'Tow': no row or column with runs has this name \(did you mean 'Two'\?\)"
+    ):
         selected([placed], ["Tow"])
     with pytest.raises(ConfigError, match=r"'cifar' must be one of .*cifar10, .* \(did you mean 'cifar10'\?\)"):
         Data.of(["cifar=/x"], download=False)
@@ -441,6 +443,15 @@ def done(place: PlannedRun, runs: Runs, before: float, after: float) -> Measured
         "digest": "0123456789abcdef",
     }
     return MeasuredRun(accuracies(before, after), ((1, before, after),), 4, 900, Traffic(1, 2), 3.0, 0, about)
+
+
+def test_that_fewer_rounds_are_averaged_than_the_table_wants_is_said(tmp_path: Path) -> None:
+    experiment, runs = read(tmp_path), Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
+    for rounds in (9, 10):
+        planned = experiment.planned_runs([0], 1, Data("", {}, False), "", {"rounds": rounds})
+        measured = {planned[0].key: done(planned[0], runs, 0.2, 0.7)}
+        said = ExperimentResults(experiment, 1.0, measured, tuple(planned), {}).markdown()
+        assert ("- Some runs have only 9 rounds, of which all are averaged." in said) == (rounds == 9)
 
 
 def test_claims_read_in_other_ways(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -520,6 +521,41 @@ def test_a_comparison_tells_of_privacy_and_of_the_number_of_clients(tmp_path: Pa
     assert table(runs).splitlines()[-1] == "pfakd, privacy.uni…xample, clients 5: privacy spent, epsilon 1.5"
 
 
+def test_a_comparison_tells_of_other_files_and_of_own_data(tmp_path: Path) -> None:
+    def run(name: str, **about: Any) -> Path:
+        directory = make_run(tmp_path / name, dataset=about.pop("dataset", "npz"))
+        config = json.loads((directory / "config.json").read_text()) | about
+        (directory / "config.json").write_text(json.dumps(config))
+        return directory
+
+    one, other = run("one", digest="7ffa44aa" + 56 * "0"), run("other", digest="debb79cc" + 56 * "0")
+    page = report(one, other)
+    assert {row[0]: row[1:] for row in page.body("differing")} == {"data": ["files 7ffa44aa", "files debb79cc"]}
+    assert page.says("The same in all: mlp")
+    runs = [read_run(directory) for directory in (one, other)]
+    assert labels(runs) == ["pfakd, data files 7ffa44aa", "pfakd, data files debb79cc"]
+    assert table(runs).endswith("these runs differ in their data: data")
+    # The same files are named once, and of another dataset their digest does not matter.
+    assert report(one, run("again", digest="7ffa44aa" + 56 * "0")).says("The same in all: npz files 7ffa44aa · mlp")
+    runs = [read_run(directory) for directory in (one, run("digits", dataset="digits"))]
+    assert table(runs).endswith("these runs differ in their data: dataset")
+    node = run("node", dataset="digits")
+    config = json.loads((node / "config.json").read_text())
+    for client in config["clients"].values():
+        client["own"] = True
+    (node / "config.json").write_text(json.dumps(config))
+    differing = report(run("more", dataset="digits"), node).body("differing")
+    own = "each client's own data"
+    assert {row[0]: row[1:] for row in differing} == {"dataset": ["digits", own], "partition": ["pathological", own]}
+
+
+def test_a_comparison_says_which_history_lacks_its_end(tmp_path: Path) -> None:
+    whole, lacking = make_run(tmp_path / "whole"), make_run(tmp_path / "lacking", seed=1)
+    (lacking / "history.jsonl").unlink()
+    lines = table([read_run(whole), read_run(lacking)]).splitlines()
+    assert "pfakd, seed 1: its history lacks its end: 0 of 6 rounds" in lines
+
+
 def never_used(directory: Path) -> Path:
     """Rewrite a run's history as if every reply had been refused."""
     lines = [json.loads(line) for line in (directory / "history.jsonl").read_text().splitlines()]
@@ -680,6 +716,18 @@ def test_the_folder_of_a_sweep_stands_for_its_runs(tmp_path: Path, monkeypatch: 
         wrong = CliRunner().invoke(command, ["report", folder]).exception
         assert isinstance(wrong, FloretError)
         assert str(wrong) == line
+    # A damaged run is told, and the others are shown.
+    (tmp_path / "sweep" / "cells" / "a" / "20260102-run" / "config.json").write_text("{")
+    done = CliRunner().invoke(command, ["report", "sweep"], catch_exceptions=False)
+    assert [line.split()[2] for line in done.stdout.splitlines() if line.startswith("pfakd")] == ["0.1", "0.2"]
+    assert re.fullmatch(
+        r"floret: sweep/cells/a/20260102-run/config.json is not a run.s config: .+; it is left out\n", done.stderr
+    )
+    assert isinstance(CliRunner().invoke(command, ["report", "sweep/cells/a/20260102-run"]).exception, FloretError)
+    for name in ("b", "c"):
+        shutil.rmtree(tmp_path / "sweep" / "cells" / name)
+    nothing = CliRunner().invoke(command, ["report", "sweep"]).exception
+    assert str(nothing) == "no run is left to report"
 
 
 @pytest.mark.thorough

@@ -23,6 +23,7 @@ from client_app.client import FloretClient
 from client_app.serving import find_personal, load_personal
 from client_app.state import ClientState, FileStore
 from common.durable import read_manifest, write_manifest
+from common.errors import FloretError
 from common.registry import load_class
 from data import load_client
 from data.text import tokens
@@ -539,7 +540,20 @@ def test_inputs_that_are_not_there_or_nothing_that_is_known(there: Federated, fl
         (tmp_path / name).write_text("a text")
         line = floret.fail(*which, tmp_path / name)
         assert line.startswith(f"{tmp_path / name}: ")
-        assert "is not a complete npz file" in line or "cannot be decoded" in line
+        wrong = {".txt": "this model takes no texts; its inputs are uint8 of shape", ".png": "cannot be decoded"}
+        assert wrong.get(Path(name).suffix, "is not a complete npz file") in line
+
+
+def test_labels_that_the_model_does_not_have_are_no_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = SimpleNamespace(dtype=torch.float32, config=None, input_shape=(1,), classes=2, class_names=(), notes=())
+    model.scores = lambda x: torch.cat([x, -x], 1)
+    monkeypatch.setattr("cli.serve._personal", lambda **_: model)
+    read = (["a", "b"], np.array([[1], [-1]], np.float32), np.array([1, 2]))
+    monkeypatch.setattr("data.read_inputs", lambda *_: read)
+    output = tmp_path / "out.csv"
+    with pytest.raises(FloretError, match="--input x: array y has label 2; the model has 2 classes, 0 to 1"):
+        command.floret.main(["predict", "--input", "x", "--output", str(output)], standalone_mode=False)
+    assert not output.exists()
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,18 @@ def wrong(tmp_path: Path, clients: int | None = 10, **keys: Any) -> str:
             {"method": "fedkd", "fedkd__student_model": "cnn3"},
             "fedkd.student-model = 'cnn3': model = 'cnn3': needs images of at least",
         ),
+        (
+            {"num_classes": 2 * 10**9},
+            "model = 'mlp', method = 'pfakd': with inputs of (1, 8, 8) and 2000000000 classes the model and what the",
+        ),
+        (
+            {"method": "fedpa", "fedpa__generator_width": 10**9},
+            "model = 'mlp', method = 'fedpa': with inputs of (1, 8, 8) and 10 classes the model and what the method",
+        ),
+        (
+            {"method": "fedcpd", "model": "resnet18", "fedcpd__fusion_width": 2 * 10**9},
+            "method = 'fedcpd': what it has beside the model cannot be made",
+        ),
         ({"num_classes": 9}, "dataset digits has label 9; num-classes = 9 allows 0 to 8"),
         ({"classes_per_client": 11}, "classes-per-client = 11: must be at most 10, the number of classes of digits"),
         ({"min_samples": 180}, "10 clients need 180 samples each, but digits has 1797; lower min-samples or use fewer"),

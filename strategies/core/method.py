@@ -144,6 +144,23 @@ class Method:
         return {}
 
     @classmethod
+    def values_beside(cls, setup: Setup) -> int:
+        """Return how many values the networks beside the model have, and what is made with them, without making any.
+
+        Raises:
+            ConfigError: a network is larger than any computer can have.
+        """
+        with torch.device("meta"):
+            try:
+                networks = [network.bare() for network in cls.networks(setup).values()]
+            except (RuntimeError, TypeError) as error:
+                raise ConfigError(
+                    f"method = {setup.config.method!r}: what it has beside the model cannot be made"
+                ) from error
+        sizes: list[int] = [tensor.numel() for network in networks for tensor in network.state_dict().values()]
+        return sum(sizes) + cls.made_values(setup)
+
+    @classmethod
     def made_values(cls, setup: Setup) -> int:
         """Return how many values a client has at once, at most, of what it makes with the networks; 0: next to none."""
         return 0
