@@ -739,8 +739,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "memory is asked for one image",
-            "    size, room = n * image.nbytes, available_memory()",
-            "    size, room = image.nbytes, available_memory()",
+            "    size, room = n * bytes_each, available_memory()",
+            "    size, room = bytes_each, available_memory()",
             "tests/test_data_images.py::test_more_images_than_there_is_memory_for_are_refused",
         ),
         (
@@ -4742,11 +4742,11 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "policy",
-        "client_app/policy.py",
+        "strategies/core/method.py",
         (
             "what a generator makes is not counted",
-            "        beside += method.made_values(setup)\n",
-            "",
+            "        return sum(sizes) + cls.made_values(setup)",
+            "        return sum(sizes)",
             "tests/test_policy.py::test_what_a_generator_makes_counts",
         ),
     ),
@@ -5138,6 +5138,46 @@ DEFECTS: list[Defect] = [
             "known = self.memory if self.is_of_this_run() else {}",
             "known = self.memory",
             "tests/test_fedbabu_lg_fedavg_per_fedavg_fedala.py::test_fedala_learns_its_weights_anew_in_each_run",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/report.py",
+        (
+            "runs of other files are compared without a word of it",
+            'if "dataset" not in found and len(',
+            "if not found and len(runs) < 0 and len(",
+            "tests/test_report.py::test_a_comparison_tells_of_other_files_and_of_own_data",
+        ),
+    ),
+    *_of(
+        "command line",
+        "cli/serve.py",
+        (
+            "labels that a model does not have are counted as wrong",
+            "y.max() >= personal.classes",
+            "y.max() > personal.classes",
+            "tests/test_serving.py::test_labels_that_the_model_does_not_have_are_no_accuracy",
+        ),
+    ),
+    *_of(
+        "command line",
+        "cli/report.py",
+        (
+            "a damaged run keeps a folder from being reported",
+            "if directories == [place]:",
+            "if directories:",
+            "tests/test_report.py::test_the_folder_of_a_sweep_stands_for_its_runs",
+        ),
+    ),
+    *_of(
+        "server",
+        "server_app/setup.py",
+        (
+            "networks beside a model are not counted before a run",
+            "        values += kind.values_beside(",
+            "        kind.values_beside(",
+            "tests/test_setup.py::test_what_cannot_work_is_one_line",
         ),
     ),
 ]
