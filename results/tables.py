@@ -202,12 +202,10 @@ class ExperimentResults:
             )
             if self.experiment.measure.last_rounds > 1:
                 notes[-1] += f" Averaged over the last {self.experiment.window(self.scale)} rounds."
-        window, rounds = (
-            self.experiment.window(self.scale),
-            [run.about["config"]["rounds"] for run in self.runs.values()],
-        )
-        if min(rounds, default=window) < window:
-            notes.append(f"Some runs have only {min(rounds)} rounds, of which all are averaged.")
+        window = self.experiment.window(self.scale)
+        fewest = min((run.about["config"]["rounds"] for run in self.runs.values()), default=window)
+        if fewest < window:
+            notes.append(f"Some runs have only {fewest} rounds, of which all are averaged.")
         if self.other_keys:
             said = ", ".join(f"{key} = {values}" for key, values in self.other_keys.items())
             notes.append(f"With other keys than the table's: {said}.")

@@ -717,7 +717,7 @@ def test_a_client_that_is_protected_as_a_whole_never_says_that_it_failed(
     keys: dict[str, Any] = {**PROTECTED, "privacy__unit": "client", "privacy__epsilon": 0.0, "method": method}
     keys |= {"privacy__noise": 3.0, "privacy__clip": 0.5, "local_epochs": 2}
     site = Site(tmp_path)
-    whole = set(load_class("strategies", method, FloretStrategy).shares) == set("model")
+    whole = load_class("strategies", method, FloretStrategy).shares == "model"
     before = initial() if whole else shared(initial())
     store = FileStore.at(site.folder / "state", "default", method, "site", sync=False)
     assert arrays_of(site.ask("train", before, **keys)).keys() == before.keys()
@@ -750,7 +750,7 @@ def test_a_client_that_is_protected_as_a_whole_never_says_that_it_failed(
 
 
 def newest(store: FileStore) -> dict[str, np.ndarray]:
-    """Return the tensors of a client's last version but for what it trains on beside."""
+    """Return the tensors of a client's last version."""
     return {name: tensor.numpy() for name, tensor in ClientState(store).load().items()}
 
 
