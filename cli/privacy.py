@@ -73,13 +73,13 @@ def privacy(
     for name in names if client_name is None else [client_name]:
         found = Ledger(folder / f"{name}.jsonl").lines()
         if name in unprotected and not found:
-            click.echo(f"client {name}: took part in runs without privacy alone; nothing is promised of its data")
+            click.echo(f"client {name}: answered runs without privacy alone; nothing is promised of its data")
             continue
         runs: dict[str, list[Line]] = {}
         for line in found:
             runs.setdefault(line.run, []).append(line)
         spent = f"an example has spent {_spent(found, delta, most)}"
-        more = "; it took part in runs without privacy, too, which nothing bounds" if name in unprotected else ""
+        more = "; it answered runs without privacy, too, which nothing bounds" if name in unprotected else ""
         counts = f"{_counted(len(found), 'line')}, {_counted(len(runs), 'run')}"
         click.echo(f"client {name}: {spent} at delta {delta:g}; {counts}{more}")
         for run, own in runs.items():

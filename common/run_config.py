@@ -74,6 +74,10 @@ def _parse(text: str, of: str, example: str) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{of} {text}: {error.strerror}") from error
     except ValueError as error:  # a TOMLDecodeError, or a number of more digits than Python reads
+        if text.endswith(".toml"):
+            raise ConfigError(
+                f"{of} {text}: {error}; it must be a TOML file, with one key = value on a line"
+            ) from error
         raise ConfigError(f"{of} {text!r} cannot be read ({error}); it must be like {example}") from error
 
 

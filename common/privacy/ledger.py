@@ -21,7 +21,7 @@ from common.errors import FloretError
 from common.privacy.accounting import Release, epsilon_of, epsilon_of_example
 
 FOLDER = ".privacy"
-# The folder in it of the clients that took part in runs without privacy, a file for each.
+# The folder in it of the clients that answered runs without privacy, a file for each.
 UNPROTECTED = "unprotected"
 _FIRST = "0" * 64
 _BEFORE = "before"
@@ -190,7 +190,7 @@ class OpenLedger:
 
 
 def note_unprotected(state_dir: Path, client: str) -> None:
-    """Note on the disk that a client takes part in a run without privacy: of its data nothing is promised any more.
+    """Note on the disk that a client answers a run without privacy, if only by a refusal: its data are not protected.
 
     Raises:
         FloretError: it cannot be written.
