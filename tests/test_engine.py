@@ -100,14 +100,14 @@ class Runner:
         """Return when the newest run has finished a round."""
 
         def rounds() -> int:
-            newest = max(histories(self.output), default=None)
-            return newest.read_bytes().count(b"\n") if newest else 0
+            found = [directory / "history.jsonl" for directory in self.directories()]
+            return found[-1].read_bytes().count(b"\n") if found and found[-1].exists() else 0
 
         until(lambda: rounds() >= server_round, f"no round {server_round}")
 
     def directories(self) -> list[Path]:
         """Return the run directories, oldest first."""
-        return sorted(path for path in self.output.iterdir() if path.is_dir())
+        return sorted(self.output.glob("*/"))
 
     def end(self) -> None:
         """End what is still going."""
