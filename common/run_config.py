@@ -67,18 +67,16 @@ def federation_text(texts: Iterable[str]) -> str:
 
 
 def _parse(text: str, of: str, example: str) -> dict[str, Any]:
+    file = text.endswith(".toml")
     try:
-        if text.endswith(".toml"):
+        if file:
             return flat(tomllib.loads(_read(text, of)))
         return flat(tomllib.loads("\n".join(f"{key} = {value}" for key, value in _pairs(text, of))))
     except OSError as error:
         raise ConfigError(f"{of} {text}: {error.strerror}") from error
     except ValueError as error:  # a TOMLDecodeError, or a number of more digits than Python reads
-        if text.endswith(".toml"):
-            raise ConfigError(
-                f"{of} {text}: {error}; it must be a TOML file, with one key = value on a line"
-            ) from error
-        raise ConfigError(f"{of} {text!r} cannot be read ({error}); it must be like {example}") from error
+        right = "a TOML file, with one key = value on a line" if file else f"like {example}"
+        raise ConfigError(f"{of} {text!r} cannot be read ({error}); it must be {right}") from error
 
 
 def _pairs(text: str, of: str) -> list[tuple[str, str]]:
