@@ -79,6 +79,7 @@ class ClientSetting:
         resident: the model of the client before, in a process that serves many in turn; None where a client has one of
             its own.
         ledger: of what the client spends on privacy, and what its node permits; None in a simulation.
+        min_class_samples: a class of the client's with fewer training samples is drawn to nothing that the server sent.
     """
 
     name: str
@@ -92,6 +93,7 @@ class ClientSetting:
     seed: int | None = None
     resident: "Resident | None" = None
     ledger: tuple[Ledger, Budget] | None = None
+    min_class_samples: int = 1
 
 
 @dataclass(frozen=True)
@@ -284,6 +286,7 @@ class FloretClient(NumPyClient):
         self.take("train", parameters, config)
         self._check_start()
         self.receive()
+        begun = self._sizes()
         spent = self._pay() if self.protection else {}
         metrics: dict[str, Any] = self._accuracies("before")
         metrics["loss"], tensors = self._trained()
@@ -296,6 +299,7 @@ class FloretClient(NumPyClient):
                 tensor.nan_to_num_(0.0, 0.0, 0.0)
             tensors = {name: tensor.nan_to_num(0.0, 0.0, 0.0) for name, tensor in tensors.items()}
         self._check_finite({name.removeprefix(MODEL).removeprefix(MEMORY): t for name, t in personal.items()} | tensors)
+        self._check_grown(begun)
         metrics |= self._accuracies("after")
         arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
         sent = self._leaving("train", arrays, len(self.data.train), metrics, spent)
@@ -604,6 +608,23 @@ class FloretClient(NumPyClient):
         """Return the prototypes among ``tensors`` as in ``prototypes.stack``, for this model's classes and features."""
         return stack(tensors, self.setup.classes, self.setup.features, self.device)
 
+    def targets(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the known prototypes that a loss may draw features to; the server may have made them up.
+
+        Those of ``rare`` classes are not known: a term with a large weight would be all of the update, and tell of them.
+        """
+        prototypes, known = self.known_prototypes(tensors)
+        return prototypes, known & ~self.rare()
+
+    def rare(self) -> Tensor:
+        """Return which classes, (classes,), have training samples, but fewer than the node's policy demands of one.
+
+        None in a protected run: noise covers them, and what others' gradients are must not depend on an example.
+        """
+        counts = self.data.train.y.bincount(minlength=self.setup.classes)
+        least = 1 if self.config.privacy.on else self.setting.min_class_samples
+        return (counts > 0) & (counts < least)
+
     def accuracy(self, split: Split) -> float:
         """Return the fraction of ``split`` whose class has the highest score, in [0, 1]."""
         model = self.serving().eval()
@@ -911,6 +932,45 @@ class FloretClient(NumPyClient):
         for name, fine in zip(finite, torch.stack(list(finite.values())).tolist(), strict=True):
             if not fine:
                 raise FloretError(f"training diverged: {name} is not finite; lower lr (now {self.lr:g})")
+
+    def _sizes(self) -> dict[str, float]:
+        """Return the root mean square of what is trained, by group."""
+        squares: dict[str, list[Tensor]] = {}
+        counts: dict[str, int] = {}
+        for name, parameter in self._trainable().items():
+            group = group_of(name)
+            squares.setdefault(group, []).append(torch.linalg.vector_norm(parameter.detach()).double().square())
+            counts[group] = counts.get(group, 0) + parameter.numel()
+        # Looked at together, so that a GPU is waited for once.
+        totals = torch.stack([torch.stack(parts).sum() for parts in squares.values()]).tolist()
+        return {group: math.sqrt(total / counts[group]) for group, total in zip(squares, totals, strict=True)}
+
+    def _trainable(self) -> dict[str, nn.Parameter]:
+        named = dict(self.model.named_parameters())
+        for network, module in self.networks.items():
+            named |= {f"{network}.{name}": parameter for name, parameter in module.named_parameters()}
+        return named
+
+    def _check_grown(self, begun: Mapping[str, float]) -> None:
+        """Refuse to keep a model that is finite and of no use: the next round, or another run, would start from it.
+
+        Where that training diverged would tell of the data, the client goes on with zeros instead.
+
+        Raises:
+            FloretError: a group of tensors is ``ABSURD`` times as large as what the round began with.
+        """
+        for group, size in self._sizes().items():
+            if size <= ABSURD * max(begun[group], 1e-3):
+                continue
+            if not self.withholds:
+                raise FloretError(
+                    f"training diverged: {group} has a root mean square of {size:.3g}, and {begun[group]:.3g} when the "
+                    f"round began; lower lr (now {self.lr:g}) or weight-decay (now {self.config.weight_decay:g})"
+                )
+            with torch.no_grad():
+                for name, parameter in self._trainable().items():
+                    if group_of(name) == group:
+                        parameter.zero_()
 
 
 def _thaw(parameters: Iterable[nn.Parameter], others: Iterable[nn.Parameter]) -> None:

@@ -102,6 +102,7 @@ class Policy:
     validation_fraction: float = _number(0.1, 0, 0.5)
     max_local_epochs: int = _number(1000, 1)
     max_batch_size: int = _number(4096, 1)
+    max_decay: float = _number(0.1, 0)
     max_rounds_a_day: int = _number(5000, 1)
     max_model_mb: int = _number(1000, 1)
     max_received_mb: int = _number(4000, 1)
@@ -198,6 +199,8 @@ class Policy:
                 epochs[key] = value
         for key, value in epochs.items():
             self._bound("max-local-epochs", key, value)
+        for key, value in shrinkages(config, parameters).items():
+            self._bound("max-decay", key, value)
         self._bound("max-image-size", "image-size", config.image_size)
         self._bound("max-classes", "num-classes", config.num_classes)
         unit = config.privacy.unit
@@ -352,10 +355,10 @@ class Policy:
             return _refused("max-state-gb", self.max_state_gb, said)
         return None
 
-    def _bound(self, key: str, what: str, value: int) -> None:
+    def _bound(self, key: str, what: str, value: float) -> None:
         most = self.values()[key]
-        if value > most:
-            raise _refused(key, most, f"{what} = {value}")
+        if not value <= most:
+            raise _refused(key, most, f"{what} = {value}" if isinstance(value, int) else f"{what} = {value:g}")
 
 
 class Outgoing:
@@ -404,6 +407,19 @@ class Outgoing:
                 value = round(round(value / STEP) * STEP, 6) if accuracy else float(f"{value:.0e}")
             kept[name] = value
         return kept
+
+
+def shrinkages(config: RunConfig, parameters: Any) -> dict[str, float]:
+    """Return which part of the weights, or of their difference to the global ones, a step takes away by its decay.
+
+    From 1 on an update is the gradients of the last or of the first batch alone, in which there may be one sample.
+    """
+    own = keys_of(parameters)
+    rates = {"lr": config.lr} | {f"{config.method}.{name}": rate for name, rate in own.items() if name.endswith("lr")}
+    found = {f"{key} times weight-decay": rate * config.weight_decay for key, rate in rates.items()}
+    if "mu" in own:
+        found[f"lr times {config.method}.mu"] = config.lr * own["mu"]
+    return found
 
 
 def setup_of(config: RunConfig, method: type[Method], parameters: Any, shape: tuple[int, ...], classes: int) -> Setup:

@@ -1277,15 +1277,15 @@ DEFECTS: list[Defect] = [
         ),
         (
             "what is usual is the largest",
-            "return median(self._rounds[group])",
-            "return max(self._rounds[group])",
+            "return {client: median(one) for client, one in sizes.items()}",
+            "return {client: max(one) for client, one in sizes.items()}",
             AGGREGATION,
         ),
         (
             "a network that nobody trained says what is usual",
-            "        if not self._rounds:\n",
-            "        if False:\n",
-            f"{AGGREGATION}::test_features_of_a_network_that_nobody_trained_judge_none_that_came_later",
+            "        if self._groups is None:\n            if changed",
+            "        if False:\n            if changed",
+            f"{AGGREGATION}::test_what_is_usual_and_what_is_absurd",
         ),
     ),
     *_of(
@@ -3765,8 +3765,8 @@ DEFECTS: list[Defect] = [
         "strategies/core/base.py",
         (
             "what is handed on is not looked at tensor by tensor",
-            "if self.relays:\n                self.norms",
-            "if False:\n                self.norms",
+            "if self.relays:\n                    self.norms",
+            "if False:\n                    self.norms",
             "tests/test_aggregation.py::test_an_upload_with_all_of_its_size_in_one_small_tensor_stops_nobody",
         ),
     ),
@@ -3865,8 +3865,8 @@ DEFECTS: list[Defect] = [
         "strategies/core/update_norms.py",
         (
             "a first upload does not count where nothing else is known",
-            "for sizes in (self._now, self._aside):",
-            "for sizes in (self._now,):",
+            "everything = _middle({**counted, **aside}.values())",
+            "everything = _middle(counted.values())",
             "tests/test_aggregation.py::test_features_of_networks_that_nobody_has_trained_do_not_say_what_is_usual",
         ),
     ),
@@ -3875,7 +3875,7 @@ DEFECTS: list[Defect] = [
         "strategies/core/update_norms.py",
         (
             "after a resume every client is new",
-            'self._met = set(arrays[_MET].tobytes().decode().split("\\n")) if _MET in arrays else set()',
+            "self._met = {*_split(arrays[_MET])} if _MET in arrays else set()",
             "self._met = set()",
             "tests/test_aggregation.py::test_features_of_networks_that_nobody_has_trained_do_not_say_what_is_usual",
         ),
@@ -3885,8 +3885,8 @@ DEFECTS: list[Defect] = [
         "strategies/core/update_norms.py",
         (
             "replies do not wait for one another where one group is not known",
-            "return bool(self._rounds) and all(self._rounds.values())",
-            "return any(self._rounds.values())",
+            "return self._groups is not None and self._groups <= self._usual.keys()",
+            "return bool(self._usual)",
             "tests/test_aggregation.py::test_features_of_networks_that_nobody_has_trained_do_not_say_what_is_usual",
         ),
     ),
@@ -5178,6 +5178,96 @@ DEFECTS: list[Defect] = [
             "        values += kind.values_beside(",
             "        kind.values_beside(",
             "tests/test_setup.py::test_what_cannot_work_is_one_line",
+        ),
+    ),
+    *_of(
+        "replies",
+        "strategies/core/update_norms.py",
+        (
+            "one client alone says what is usual",
+            "_LEAST_CLIENTS = 2\n",
+            "_LEAST_CLIENTS = 1\n",
+            "tests/test_aggregation.py::test_one_client_alone_does_not_say_what_is_usual",
+        ),
+    ),
+    *_of(
+        "replies",
+        "strategies/core/update_norms.py",
+        (
+            "refused updates never say what is usual",
+            "doubtful = 2 * len(self._refused) > len(clients)",
+            "doubtful = False",
+            "tests/test_aggregation.py::test_where_most_of_a_round_are_refused_what_is_usual_follows",
+        ),
+    ),
+    *_of(
+        "replies",
+        "strategies/core/update_norms.py",
+        (
+            "a refused update says what is usual",
+            "doubtful = 2 * len(self._refused) > len(clients)",
+            "doubtful = True",
+            "tests/test_aggregation.py::test_where_most_of_a_round_are_refused_what_is_usual_follows",
+        ),
+    ),
+    *_of(
+        "replies",
+        "strategies/core/base.py",
+        (
+            "a round in which all were refused is forgotten",
+            "            self.norms.end_round(changed=False)\n",
+            "",
+            "tests/test_aggregation.py::test_a_federation_that_was_refused_goes_on",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/client.py",
+        (
+            "a class of one sample is drawn to what the server sent",
+            "return prototypes, known & ~self.rare()",
+            "return prototypes, known",
+            "tests/test_policy.py::test_a_target_for_a_class_of_one_sample_tells_nothing_of_it",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/methods/gpfl.py",
+        (
+            "a class of one sample is drawn to the server's embedding",
+            "self._drawn = ~self.rare()",
+            "self._drawn = torch.ones_like(self.rare())",
+            "tests/test_policy.py::test_a_target_for_a_class_of_one_sample_tells_nothing_of_it",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/policy.py",
+        (
+            "a decay of more than all of the weights is permitted",
+            "for key, value in shrinkages(config, parameters).items():",
+            "for key, value in ():",
+            "tests/test_policy.py::test_what_a_policy_refuses_is_one_line",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/policy.py",
+        (
+            "only the run's own rate counts for the decay",
+            'for name, rate in own.items() if name.endswith("lr")}',
+            "for name, rate in own.items() if not name}",
+            "tests/test_policy.py::test_what_a_policy_refuses_is_one_line",
+        ),
+    ),
+    *_of(
+        "training",
+        "client_app/client.py",
+        (
+            "a model that is finite and of no use is kept",
+            "        self._check_grown(begun)\n",
+            "",
+            "tests/test_policy.py::test_a_personal_model_that_is_finite_and_of_no_use_is_not_kept",
         ),
     ),
 ]

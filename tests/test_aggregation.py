@@ -139,26 +139,38 @@ def test_a_variance_below_zero_is_refused_on_both_sides(tmp_path: Path) -> None:
     assert kept(context).round == 1
 
 
+def round_of(norms: UpdateNorms, sizes: dict[str, float], whole: tuple[str, ...] = ()) -> list[str]:
+    """Judge a round as the strategy does; return who was refused."""
+    held, refused = not norms.known, []
+    for client, size in sizes.items():
+        if held:
+            norms.note(client, {"w": size}, whole)
+    for client, size in sizes.items():
+        if not held:
+            norms.note(client, {"w": size}, whole)
+        try:
+            norms.check({"w": size}, {})
+            norms.accept(client)
+        except FloretError:
+            norms.refuse(client)
+            refused.append(client)
+    norms.end_round(changed=len(refused) < len(sizes))
+    return refused
+
+
 def test_what_is_usual_and_what_is_absurd() -> None:
     norms = UpdateNorms()
     # The first round is judged by itself, and judges no other.
-    norms.note("a", {"w": 0.01})
+    for client in "ab":
+        norms.note(client, {"w": 0.01})
     assert norms.usual("w") == 0.01
     norms.end_round()
     assert (norms.known, norms.usual("w")) == (False, None)
-    resumed = UpdateNorms()
-    resumed.load_state_dict(norms.state_dict())
-    for size in (1.0, 2.0, 3.0):
-        resumed.note("a", {"w": size})
-    resumed.end_round()
-    assert (resumed.known, resumed.usual("w")) == (True, 2.0)
-    for sizes in ((1.0, 2.0, 3.0), (8.0,), (4.0, 6.0)):
-        for size in sizes:
-            norms.note("a", {"w": size})
-        norms.end_round()
-    assert norms.usual("w") == 5.0  # the median of 2, 8 and 5
-    norms.check({"w": ABSURD * 5.0}, {})
-    for absurd in (ABSURD * 5.001, float("inf"), float("nan")):
+    for sizes in ({"a": 1.0, "b": 2.0, "c": 7.0}, {"a": 9.0}, {"a": 4.0, "c": 5.0}):
+        assert round_of(norms, sizes) == []
+    assert (norms.known, norms.usual("w")) == (True, 4.0)  # the median of 4 of a, 2 of b and 6 of c
+    norms.check({"w": ABSURD * 4.0}, {})
+    for absurd in (ABSURD * 4.001, float("inf"), float("nan")):
         with pytest.raises(FloretError, match="its update of w is"):
             norms.check({"w": absurd}, {})
     # 20 times half a percent of the size of the weights themselves, a tenth of it, is never absurd
@@ -167,7 +179,40 @@ def test_what_is_usual_and_what_is_absurd() -> None:
         norms.check({"w": 1001.0}, {"w": 10_000.0})
     again = UpdateNorms()
     again.load_state_dict(norms.state_dict())
-    assert again.usual("w") == 5.0
+    assert (again.known, again.usual("w")) == (True, 4.0)
+    # Only the last five rounds count: of what is here, one with a is left.
+    for _ in range(4):
+        assert round_of(again, {"b": 1.0, "c": 2.0}) == []
+    assert again.usual("w") == 2.0  # of 4, 1 and 2
+
+
+@pytest.mark.parametrize("whole", [(), ("w",)])
+@pytest.mark.parametrize("first", [1e-9, 1e9])
+def test_one_client_alone_does_not_say_what_is_usual(whole: tuple[str, ...], first: float) -> None:
+    """With ``participation`` below 1 it may be alone in the first rounds, and refused updates would never count."""
+    norms = UpdateNorms()
+    assert round_of(norms, {"hostile": first}, whole) == []
+    assert round_of(norms, {"hostile": first}, whole) == []
+    for drawn in (("a", "b"), ("c", "hostile", "a"), ("b",), ("c", "d")):
+        assert round_of(norms, {client: first if client == "hostile" else 1.0 for client in drawn}, whole) in (
+            [],
+            ["hostile"],
+        )
+    assert norms.usual("w") == 1.0
+    assert round_of(norms, {"a": 1.0, "b": 1.0, "hostile": 1e9}, whole) == ["hostile"]
+
+
+def test_where_most_of_a_round_are_refused_what_is_usual_follows() -> None:
+    norms = UpdateNorms()
+    for _ in range(5):
+        assert round_of(norms, {"a": 1e-3, "b": 1e-3}) == []
+    # One of three does not count.
+    for one in "cd":
+        assert round_of(norms, {"a": 1e-3, "b": 1e-3, one: 1.0}) == [one]
+    assert norms.usual("w") == 1e-3
+    assert round_of(norms, {"c": 1.0, "d": 1.0, "e": 1.0}) == ["c", "d", "e"]
+    assert norms.usual("w") == 1.0
+    assert round_of(norms, {"a": 1e-3, "d": 1.0, "e": 1.0}) == []
 
 
 def test_features_of_networks_that_nobody_has_trained_do_not_say_what_is_usual() -> None:
@@ -200,8 +245,8 @@ def test_features_of_networks_that_nobody_has_trained_do_not_say_what_is_usual()
     norms.forget_round()
     # While nothing else is known the first uploads do, and replies wait for one another.
     norms = UpdateNorms()
-    for _ in range(2):
-        norms.note("a", {"prototype": 1.0, "head": 1.0}, {"prototype"})
+    for client in "abc":
+        norms.note(client, {"prototype": 1.0, "head": 1.0}, {"prototype"})
         assert norms.usual("prototype") == 1.0
         norms.end_round()
         assert not norms.known
@@ -380,7 +425,8 @@ def test_a_client_that_still_learns_is_not_absurd_beside_others_that_have_learne
     """The sizes are those of FedALA on CIFAR-10, FedDFPA's table 1, in round 145: an honest client with 969 samples."""
     norms = UpdateNorms()
     for size in (1.1e-4, 1.85e-5):
-        norms.note("a", {"extractor": size})
+        for client in "ab":
+            norms.note(client, {"extractor": size})
         norms.end_round()
     weights = {"extractor": 0.019}
     assert norms.usual("extractor") == 1.85e-5
@@ -575,7 +621,7 @@ def test_a_class_that_comes_late_is_not_absurd(tmp_path: Path) -> None:
     """Prototypes hardly move after many rounds; that of a new class is as large as they are, not as their moves."""
     norms = federate(tmp_path, 4, method="fedproto", rounds=6, local_epochs=1)
     checkpoint, _ = Checkpoints(norms.directory / "checkpoints").read()
-    usual = float(np.median(checkpoint.strategy["norms/prototype"]))
+    usual = float(np.median(checkpoint.strategy["norms/4/prototype"]))
     sizes = root_mean_squares(checkpoint.arrays, {})
     assert 0.2 * sizes["prototype"] < usual < 5 * sizes["prototype"]
 
@@ -645,3 +691,16 @@ def test_attacks_that_every_aggregation_withstands(
     bad = attacked(tmp_path, "fedper", aggregation, attack, 1, seed=0, rounds=4)
     assert bad.after > unattacked[aggregation] - 0.05
     assert attack in ATTACKS
+
+
+def test_a_federation_that_was_refused_goes_on(tmp_path: Path) -> None:
+    """In rounds 1 and 2 all send next to nothing; from then on what is honest would be refused for good."""
+
+    def tiny_at_first(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and message.content.config_records["config"]["round"] in (1, 2):
+            sent = from_record(reply.content.array_records["arrays"])
+            reply.content["arrays"] = to_record({name: np.float32(1e-6) * array for name, array in sent.items()})
+        return reply
+
+    outcome = federate(tmp_path, 3, method="fedproto", rounds=4, local_epochs=1, tamper=tiny_at_first)
+    assert [len(line["refused"]) for line in outcome.history] == [0, 0, 3, 0]

@@ -542,8 +542,10 @@ def test_contexts_and_magnitude_by_hand() -> None:
     assert personal_context(embeddings, torch.tensor([1, 0, 1, 1])).tolist() == [1, 6]
     features, targets = torch.tensor([[3.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 0.0], [4.0, 1.0]])
     # differences of norm 3 and 4
-    assert magnitude_loss(features, targets, "batch").item() == pytest.approx(5.0)
-    assert magnitude_loss(features, targets, "sample").item() == pytest.approx(3.5)
+    both = torch.tensor([True, True])
+    assert magnitude_loss(features, targets, both, "batch").item() == pytest.approx(5.0)
+    assert magnitude_loss(features, targets, both, "sample").item() == pytest.approx(3.5)
+    assert magnitude_loss(features, targets, torch.tensor([True, False]), "batch").item() == pytest.approx(3.0)
 
 
 def gpfl_halted(tmp_path: Path, **keys: Any) -> tuple[Outcome, Any, Batch]:

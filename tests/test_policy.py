@@ -37,6 +37,8 @@ from tests.harness import ROOT, federate, run_config
 
 CLASSES, SIDE = 10, 30
 # How often each class is among the test samples.
+# Of the features of mlp.
+WIDTH = 64
 HISTOGRAM = (20, 3, 11, 7, 16, 9, 1, 14, 12, 7)
 
 
@@ -277,6 +279,44 @@ def test_prototypes_of_rare_classes_stay(tmp_path: Path) -> None:
     assert set(arrays_of(site.ask("train", method="fedproto"))) == set()
 
 
+@pytest.mark.parametrize("method", ["fedcpd", "gpfl"])
+@pytest.mark.parametrize(("least", "read"), [(5, False), (1, True)])
+def test_a_target_for_a_class_of_one_sample_tells_nothing_of_it(
+    tmp_path: Path, method: str, least: int, read: bool
+) -> None:
+    """With a large weight and a small rate an update is the term that draws this class, and the class is one sample."""
+    site = Site(tmp_path, f"validation-fraction: 0\nmin-class-samples: {least}")
+    site.train_y = np.where(np.arange(60) == 17, 9, np.arange(60) % 9)
+    np.savez(site.folder / "data" / "train.npz", x=site.train_x, y=site.train_y)
+    target = np.full(WIDTH, 900.0, np.float32)
+    sent = shared(initial()) | (
+        {"prototype.9": target}
+        if method == "fedcpd"
+        else {"embeddings.weight": np.eye(CLASSES, 1, -9, np.float32) * target}
+    )
+    keys: dict[str, Any] = {"lr": 1e-10, "momentum": 0.0, "weight_decay": 0.0, "local_epochs": 2, "batch_size": 60}
+    keys |= {"fedcpd__alpha": 1e7, "fedcpd__distill": False}
+    keys |= {"gpfl__lambda": 1e9, "gpfl__valve": False, "gpfl__mu": 0.0}
+    after = arrays_of(site.ask("train", sent, method=method, **keys))
+    moves = np.abs(after["extractor.fc1.bias"] - sent["extractor.fc1.bias"]).max() > 1e-5
+    # Of what the others add, the less a unit is drawn the more it shows.
+    assert (moves and samples_in(site, sent, after) > 0.05) == read
+
+
+def test_a_personal_model_that_is_finite_and_of_no_use_is_not_kept(tmp_path: Path) -> None:
+    site, sent = Site(tmp_path, "min-steps: 1\naccuracies: exact"), shared(initial())
+    keys: dict[str, Any] = {"local_epochs": 1, "batch_size": 60, "weight_decay": 0.0}
+    site.ask("train", sent, **keys)
+    before = metrics_of(site.ask("evaluate", sent))
+    line = site.refusal(arrays=sent, lr=1e5, **keys)
+    assert re.match(
+        r"training diverged: (head|extractor) has a root mean square of [\d.e+]+, and 0\.\d+ when the round began; "
+        r"lower lr \(now 100000\) or weight-decay \(now 0\)$",
+        line,
+    )
+    assert metrics_of(site.ask("evaluate", sent)) | {"seconds": 0.0} == before | {"seconds": 0.0}
+
+
 def test_what_a_method_did_not_declare_does_not_leave() -> None:
     """The last look is at the tensors themselves, whatever ``check_method`` found in the method's declaration."""
     y = torch.tensor([0, 1, 1])
@@ -318,6 +358,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"privacy__unit": "client", "privacy__noise": 1.0, "num_classes": CLASSES, "batch_size": 61},
         "max-batch-size = 60, and batch-size = 61",
     ),
+    ("", {"lr": 2.0**-7, "weight_decay": 8320.0}, "max-decay = 0.1, and lr times weight-decay = 65"),
+    (
+        "leaves: all",
+        {"method": "fedpac", "fedpac__head_lr": 10.0, "weight_decay": 0.02},
+        "and fedpac.head-lr times weight-decay = 0.2",
+    ),
+    ("", {"method": "gpfl", "lr": 0.1, "gpfl__mu": 10.0}, "max-decay = 0.1, and lr times gpfl.mu = 1"),
+    ("max-decay: 0.5", {"method": "fedprox", "lr": 0.1, "fedprox__mu": 6.0}, "= 0.5, and lr times fedprox.mu = 0.6"),
     ("", {"image_size": 30_000}, "max-image-size = 1024, and image-size = 30000"),
     ("max-classes: 9", {}, "max-classes = 9, and num-classes = 10"),
 ]
@@ -833,7 +881,7 @@ def test_the_docs_have_every_key_with_its_defaults() -> None:
     assert rows == said(Policy())
     assert public == said(Policy.public())
     lowest = re.findall(r"^\| `([a-z-]+)` \|[^|]*\|[^|]*\| ≥ (\d) \|", text, re.MULTILINE)
-    assert len(lowest) == 16
+    assert len(lowest) == 17
     for key, low in lowest:
         read_keys(Policy, Policy().values() | {key: int(low)})
         with pytest.raises(ConfigError, match=f"{key} = .*must be at least {low}"):

@@ -843,7 +843,7 @@ def test_the_number_of_examples_is_noised_once_a_run_and_paid_for(tmp_path: Path
 
 def test_a_step_on_protected_examples_by_hand(tmp_path: Path) -> None:
     """One step of FedProx on all examples, without noise and clipping, is that of gradient descent; then the noise."""
-    site, before = Site(tmp_path, "min-noise: 0\n"), initial()
+    site, before = Site(tmp_path, "max-decay: 10\nmin-noise: 0\n"), initial()
     keys: dict[str, Any] = {"num_classes": CLASSES, "privacy__unit": "example", "local_epochs": 1, "batch_size": 1000}
     keys |= {"privacy__epsilon": 0.0, "momentum": 0.0, "weight_decay": 0.0, "method": "fedprox", "fedprox__mu": 3.0}
     sent = arrays_of(site.ask("train", before, lr=0.5, privacy__noise=1e-9, privacy__clip=1e5, **keys))
@@ -1679,10 +1679,10 @@ def test_whether_a_message_is_refused_does_not_tell_of_the_personal_model(tmp_pa
 def test_that_training_diverged_is_not_told(tmp_path: Path) -> None:
     for method, unit in (("fedbabu", "example"), ("ditto", "example"), ("fedper", "client")):
         site, whole = Site(tmp_path / method), initial() if method == "ditto" else shared(initial())
-        keys: dict[str, Any] = {**PROTECTED, "method": method, "privacy__unit": unit}
-        for _ in range(2):
-            assert "arrays" in site.ask("train", whole, lr=1e30, **keys), method
-        assert "diverged" in site.refusal(arrays=whole, lr=1e30, method=method)
+        keys: dict[str, Any] = {**PROTECTED, "method": method, "privacy__unit": unit, "weight_decay": 0.0}
+        for lr in (1e30, 1e5, 1e30):
+            assert "arrays" in site.ask("train", whole, lr=lr, **keys), method
+        assert "diverged" in site.refusal(arrays=whole, lr=1e30, method=method, weight_decay=0.0)
 
 
 def test_examples_of_other_classes_are_passed_over_in_silence(tmp_path: Path) -> None:

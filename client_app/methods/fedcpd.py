@@ -50,7 +50,7 @@ class FedCPD(FloretClient):
 
     def train(self) -> float:
         """Train head, then extractor and blocks, in turns on every batch or of epochs (Algorithm 1, lines 5-16)."""
-        self._prototypes = self.known_prototypes(self.received)
+        self._prototypes = self.targets(self.received)
         # Asked once a round: in the loss it would make every batch wait for a GPU.
         self._any_known = bool(self._prototypes[1].any())
         head, extractor = list(self.model.head.parameters()), list(self.model.extractor.parameters())

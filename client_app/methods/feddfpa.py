@@ -59,7 +59,7 @@ class FedDFPA(FloretClient):
 
     def train(self) -> float:
         """Train the whole model; compute the prototypes of the fused model before (line 13), or of the trained one."""
-        self._global = self.known_prototypes(self.received)
+        self._global = self.targets(self.received)
         self._historical = self.known_prototypes(self.memory)
         if self.parameters.prototypes_after_training:
             loss = super().train()

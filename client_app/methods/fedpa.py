@@ -22,7 +22,7 @@ class FedPA(FloretClient):
     def train(self) -> float:
         """Train with prototypes and generated features, which stay fixed; without both in the first round."""
         own, decayed = self.parameters, self.parameters.decay ** (self.message["round"] - 1)
-        self._prototypes, self._known = self.known_prototypes(self.received)
+        self._prototypes, self._known = self.targets(self.received)
         self._classes = sorted(int(name.removeprefix(PREFIX)) for name in self.received if name.startswith(PREFIX))
         self._of_prototypes = max(own.prototype_floor, own.prototype_weight * decayed)
         self._of_generator = own.generator_weight * decayed

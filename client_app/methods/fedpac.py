@@ -65,7 +65,7 @@ class FedPAC(FloretClient):
 
         None before the first global ones.
         """
-        prototypes, known = self.known_prototypes(self.received)
+        prototypes, known = self.targets(self.received)
         if not known.any():
             return None
         own, has = self.known_prototypes(means)

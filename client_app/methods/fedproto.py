@@ -34,7 +34,7 @@ class FedProto(FloretClient):
 
     def train(self) -> float:
         """Train with the global prototypes, which stay fixed."""
-        self._prototypes, self._known = self.known_prototypes(self.memory)
+        self._prototypes, self._known = self.targets(self.memory)
         return super().train()
 
     def loss(self, batch: Batch) -> Tensor:

@@ -23,13 +23,15 @@ def personal_context(embeddings: Tensor, labels: Tensor) -> Tensor:
     return context
 
 
-def magnitude_loss(features: Tensor, embeddings: Tensor, reduction: str) -> Tensor:
+def magnitude_loss(features: Tensor, embeddings: Tensor, drawn: Tensor, reduction: str) -> Tensor:
     """Return how far features, (batch, d), are from their class's embedding, (batch, d).
+
+    Where ``drawn``, (batch,), is false they are at no distance.
 
     ``"batch"``: the norm of all differences together, as in the published code; ``"sample"``: the mean over the batch
     of the norm for each sample.
     """
-    difference = features - embeddings
+    difference = (features - embeddings) * drawn.unsqueeze(1)
     norms: Tensor = torch.linalg.vector_norm(difference, dim=None if reduction == "batch" else 1)
     return norms.mean()
 
@@ -56,6 +58,7 @@ class GPFL(FloretClient):
         optimizers = [self.optimizer(self.model.parameters())]
         if networks:
             self._frozen = self._embeddings().detach().clone()
+            self._drawn = ~self.rare()
             self._global = self._frozen.mean(0)
             self._all = torch.ones(len(self._frozen), dtype=torch.bool, device=self.device)
             optimizers.append(self.optimizer(networks, momentum=0.0, weight_decay=self.parameters.mu))
@@ -83,7 +86,8 @@ class GPFL(FloretClient):
         if own.angle:
             loss = loss + contrast_loss(general.flatten(1), batch.y, self._embeddings(), self._all, 1.0)
         if own.magnitude:
-            distance = magnitude_loss(general.flatten(1), self._frozen[batch.y], own.magnitude_reduction)
+            embeddings, drawn = self._frozen[batch.y], self._drawn[batch.y]
+            distance = magnitude_loss(general.flatten(1), embeddings, drawn, own.magnitude_reduction)
             loss = loss + own.lambda_ * distance
         return loss
 

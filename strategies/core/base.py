@@ -323,6 +323,7 @@ class FloretStrategy(Method, Strategy):
                 len(self.results),
                 self.config.min_replies,
             )
+            self.norms.end_round(changed=False)
             return None, self._means()
         if self.protection and by_server:
             # Also if nobody was drawn: that the model stays as it is would tell of it.
@@ -584,6 +585,7 @@ class FloretStrategy(Method, Strategy):
             FloretError: its update is absurd.
         """
         if self._held is None:
+            self._note(reply)
             self._accept(reply)
             return
         # On the disk: of what is held, one reply at a time is in memory.
@@ -602,36 +604,38 @@ class FloretStrategy(Method, Strategy):
             # Out of the list, so that what was read of it goes before the next one is read.
             reply = held.pop()
             try:
-                self._accept(reply, noted=True)
+                self._accept(reply)
             except FloretError as reason:
                 self.refuse(reply.client, str(reason))
 
-    def _accept(self, reply: "_Reply", *, noted: bool = False) -> None:
-        """Take a reply into the aggregate, and into the post for others.
+    def _accept(self, reply: "_Reply") -> None:
+        """Take a reply that was noted into the aggregate, and into the post for others.
 
         Raises:
             FloretError: its update is absurd.
         """
+        client, payload, tensors = reply.client, reply.payload, reply.payload.tensors
         if self.protection:
             # Whatever becomes of the update, it is spent.
-            self.protection.hear(reply.client.name, reply.metrics)
-        if self._judges:
-            judged = {group: size for group, size in reply.sizes.items() if group not in self.statistics}
-            self.norms.check(judged, self._floors)
-            if self.relays:
-                self.norms.check_tensors(reply.payload.tensors, self._floors)
-        client, payload, tensors = reply.client, reply.payload, reply.payload.tensors
-        if self.config.aggregation == "clipped-mean":
-            usual = {
-                group: value
-                for group in reply.sizes.keys() - self.unclipped - self.statistics
-                if (value := self.norms.usual(group)) is not None
-            }
-            tensors = clipped(tensors, self._before, reply.sizes, usual)
-        self.accumulate(client, tensors, self.roster.counted(payload.samples))
+            self.protection.hear(client.name, reply.metrics)
+        try:
+            if self._judges:
+                judged = {group: size for group, size in reply.sizes.items() if group not in self.statistics}
+                self.norms.check(judged, self._floors)
+                if self.relays:
+                    self.norms.check_tensors(tensors, self._floors)
+            if self.config.aggregation == "clipped-mean":
+                usual = {
+                    group: value
+                    for group in reply.sizes.keys() - self.unclipped - self.statistics
+                    if (value := self.norms.usual(group)) is not None
+                }
+                tensors = clipped(tensors, self._before, reply.sizes, usual)
+            self.accumulate(client, tensors, self.roster.counted(payload.samples))
+        except FloretError:
+            self.norms.refuse(client.name)
+            raise
         # From here on nothing is refused, so that a refused client leaves nothing behind.
-        if self._judges and not noted:
-            self._note(reply)
         self.norms.accept(client.name)
         if self.relays:
             as_it_came = reply.packed if tensors is payload.tensors else None
@@ -642,8 +646,9 @@ class FloretStrategy(Method, Strategy):
         self.results[client.name] = ClientResult(client, True, reply.metrics, peers)
 
     def _note(self, reply: "_Reply") -> None:
-        """Let an update count for what is usual."""
-        self.norms.note(reply.client.name, reply.sizes, reply.sizes.keys() - self._moved)
+        """Let an update count for what is usual, where updates are judged."""
+        if self._judges:
+            self.norms.note(reply.client.name, reply.sizes, reply.sizes.keys() - self._moved)
 
     @property
     def _judges(self) -> bool:

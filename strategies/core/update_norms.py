@@ -1,8 +1,8 @@
 """How large updates usually are, and which one is absurd beside the others."""
 
 import math
-from bisect import insort
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
 from statistics import median
 
 import numpy as np
@@ -23,8 +23,12 @@ _LEAST_OF_TENSORS = 1e-3
 _LEAST_USUAL = 5e-3
 # Rounds that count for what is usual.
 _ROUNDS = 5
-# Under what the names of clients are in a checkpoint; no group is called so.
-_MET = "clients/"
+# From so many clients on the sizes of the rounds before say what is usual: one alone would refuse all others for good.
+_LEAST_CLIENTS = 2
+# So many sizes of a round say what is usual in it.
+_ENOUGH = 64
+# In a checkpoint: whose updates were accepted, and the groups. Neither is the name of a group.
+_MET, _GROUPS = "clients/", "groups/"
 # So many replies are waited for in the first two rounds, when nothing is known of what is usual, before one is judged.
 HELD = 16
 
@@ -35,33 +39,43 @@ class UpdateNorms:
     A size is the root mean square over the elements that a client sent: of trained weights that of the difference to
     the global ones, divided by the square root of the local steps; of anything else, such as prototypes or models that
     are passed on to others, that of the tensor itself, since a class that is new has no global one.
-    What is usual is the median over the last rounds of the medians over clients. The first round does not count: its
-    features and steps are those of a network that nobody had trained, and terms of a loss that need an aggregate begin
-    after it. So in the first two rounds it is the median over those that came up to now.
+    What is usual is the median over clients of the median of each one's sizes in the last rounds, if these are of two
+    clients at least: with ``participation`` below 1 a round may have one client alone. The first round does not count:
+    its features and steps are those of a network that nobody had trained, and terms of a loss that need an aggregate
+    begin after it. Until it is known what is usual, it is the median over those that came up to now.
 
     Nor does what a client sends the first time it takes part, but for differences: with FedDFPA that is features of a
     network that it has not trained, whatever the round. It counts while nothing else is known.
+
+    What was refused does not count, unless most of a round was: then more likely what is usual was wrong.
     """
 
     def __init__(self) -> None:
-        self._rounds: dict[str, list[float]] = {}  # after the first round: of its groups, and empty
-        self._now: dict[str, list[float]] = {}  # in order of size
-        self._aside: dict[str, list[float]] = {}  # likewise, of clients that take part for the first time
+        self._rounds: list[dict[str, dict[str, float]]] = []  # after the first: by group and client
+        self._groups: set[str] | None = None  # what is expected; None before a round has ended
+        self._usual: dict[str, float] = {}  # of the rounds before
+        self._now: dict[str, dict[str, float]] = {}
+        self._aside: dict[str, dict[str, float]] = {}  # likewise, of clients that take part for the first time
+        self._refused: set[str] = set()  # clients of this round
         self._met: set[str] = set()  # clients of which an update was accepted
 
     @property
     def known(self) -> bool:
-        """Whether there is a round before that counts, for each group."""
-        return bool(self._rounds) and all(self._rounds.values())
+        """Whether the rounds before say what is usual, for each group."""
+        return self._groups is not None and self._groups <= self._usual.keys()
 
     def usual(self, group: str) -> float | None:
         """Return the usual size; None if nothing is known."""
-        if self._rounds.get(group):
-            return median(self._rounds[group])
-        for sizes in (self._now, self._aside):
-            if group in sizes:
-                return _middle(sizes[group])
-        return None
+        if group in self._usual:
+            return self._usual[group]
+        now, aside = self._now.get(group, {}), self._aside.get(group, {})
+        counted = {**self._before(group), **now}
+        everything = _middle({**counted, **aside}.values())
+        if not counted or everything is None:
+            return everything
+        # One client alone may be honest and larger than features of networks that nobody has trained, or hostile and
+        # smaller than all others.
+        return _middle(counted.values()) if len(counted) >= _LEAST_CLIENTS else max(everything, *counted.values())
 
     def check(self, sizes: Mapping[str, float], floors: Mapping[str, float]) -> None:
         """Refuse an update that is absurd beside the usual ones.
@@ -108,7 +122,7 @@ class UpdateNorms:
                 )
 
     def note(self, client: str, sizes: Mapping[str, float], whole: Collection[str] = ()) -> None:
-        """Let an update count for what is usual.
+        """Let an update count for what is usual, unless it is refused.
 
         Args:
             client: who sent it.
@@ -117,38 +131,86 @@ class UpdateNorms:
         """
         for group, size in sizes.items():
             aside = group in whole and client not in self._met
-            insort((self._aside if aside else self._now).setdefault(group, []), size)
+            (self._aside if aside else self._now).setdefault(group, {})[client] = size
 
     def accept(self, client: str) -> None:
         """Note that an update of a client was used."""
         self._met.add(client)
 
-    def end_round(self) -> None:
-        """Let this round count for the next ones, if it was not the first."""
-        sent = {**self._now, **self._aside}
-        if not self._rounds:
-            self._rounds = {group: [] for group in sent}
-            self._now = {}
-        for group, sizes in self._now.items():
-            self._rounds.setdefault(group, []).append(_middle(sizes))
-            del self._rounds[group][:-_ROUNDS]
-        # A group that is not sent any more is not waited for.
-        self._rounds = {group: sizes for group, sizes in self._rounds.items() if sizes or group in sent}
+    def refuse(self, client: str) -> None:
+        """Note that the update of a client, which was noted, is not used."""
+        self._refused.add(client)
+
+    def end_round(self, *, changed: bool = True) -> None:
+        """Let this round count for the next ones, if it was not the first.
+
+        Args:
+            changed: whether the round changed the model; if not, it counts only if most of it was refused.
+        """
+        sent = {*self._now, *self._aside}
+        clients = {client for sizes in (self._now, self._aside) for group in sizes.values() for client in group}
+        doubtful = 2 * len(self._refused) > len(clients)
+        if self._groups is None:
+            if changed:
+                self._groups = sent
+        elif changed or doubtful:
+            if doubtful:
+                for group, aside in self._aside.items():
+                    self._now.setdefault(group, {}).update({c: aside[c] for c in aside.keys() & self._refused})
+            counted = {
+                group: {client: size for client, size in sizes.items() if doubtful or client not in self._refused}
+                for group, sizes in self._now.items()
+            }
+            self._rounds = [*self._rounds, {group: sizes for group, sizes in counted.items() if sizes}][-_ROUNDS:]
+            # A group that is not sent any more is not waited for.
+            self._groups = sent.union(*self._rounds)
+            self._count()
         self.forget_round()
 
     def forget_round(self) -> None:
         """Drop what was noted in this round."""
-        self._now, self._aside = {}, {}
+        self._now, self._aside, self._refused = {}, {}, set()
 
     def state_dict(self) -> NamedArrays:
         """Return what is usual and of whom an update was accepted, for a checkpoint."""
-        met = np.frombuffer("\n".join(sorted(self._met)).encode(), np.uint8)
-        return {group: np.array(sizes) for group, sizes in self._rounds.items()} | {_MET: met}
+        arrays = {_MET: _joined(sorted(self._met))}
+        if self._groups is not None:
+            arrays[_GROUPS] = _joined(sorted(self._groups))
+        for i, groups in enumerate(self._rounds):
+            for group, sizes in groups.items():
+                arrays[f"{i}/{group}"] = np.array([*sizes.values()])
+                arrays[f"{i}/{_MET}{group}"] = _joined(sizes)
+        return arrays
 
     def load_state_dict(self, arrays: NamedArrays) -> None:
         """Take back what ``state_dict`` returned."""
-        self._met = set(arrays[_MET].tobytes().decode().split("\n")) if _MET in arrays else set()
-        self._rounds = {group: sizes.tolist() for group, sizes in arrays.items() if group != _MET}
+        self._met = {*_split(arrays[_MET])} if _MET in arrays else set()
+        self._groups = {*_split(arrays[_GROUPS])} if _GROUPS in arrays else None
+        self._rounds = []
+        for i in range(_ROUNDS):
+            prefix = f"{i}/{_MET}"
+            groups = [name.removeprefix(prefix) for name in arrays if name.startswith(prefix)]
+            if groups:
+                self._rounds.append(
+                    {
+                        group: dict(zip(_split(arrays[prefix + group]), arrays[f"{i}/{group}"].tolist(), strict=True))
+                        for group in groups
+                    }
+                )
+        self._count()
+
+    def _count(self) -> None:
+        """Find what is usual of the rounds before."""
+        found = {group: self._before(group) for group in set[str]().union(*self._rounds)}
+        self._usual = {group: median(sizes.values()) for group, sizes in found.items() if len(sizes) >= _LEAST_CLIENTS}
+
+    def _before(self, group: str) -> dict[str, float]:
+        """Return the median of the last rounds' sizes of each client."""
+        sizes: dict[str, list[float]] = {}
+        for groups in self._rounds:
+            for client, size in groups.get(group, {}).items():
+                sizes.setdefault(client, []).append(size)
+        return {client: median(one) for client, one in sizes.items()}
 
 
 def clipped(
@@ -168,7 +230,15 @@ def clipped(
     return result
 
 
-def _middle(sizes: list[float]) -> float:
-    """Return the median of numbers that are in order."""
-    half = len(sizes) // 2
-    return sizes[half] if len(sizes) % 2 else (sizes[half - 1] + sizes[half]) / 2
+def _middle(sizes: Iterable[float]) -> float | None:
+    """Return the median of the first sizes; None if there are none."""
+    first = [*islice(sizes, _ENOUGH)]
+    return median(first) if first else None
+
+
+def _joined(names: Iterable[str]) -> np.ndarray:
+    return np.frombuffer("\n".join(names).encode(), np.uint8)
+
+
+def _split(names: np.ndarray) -> list[str]:
+    return names.tobytes().decode().split("\n") if names.size else []
