@@ -611,7 +611,7 @@ class FloretClient(NumPyClient):
     def targets(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the known prototypes that a loss may draw features to; the server may have made them up.
 
-        Those of ``rare`` classes are not known: a term with a large weight would be all of the update, and tell of them.
+        Those of ``rare`` classes are left out: a term with a large weight would be all of the update, and tell of them.
         """
         prototypes, known = self.known_prototypes(tensors)
         return prototypes, known & ~self.rare()

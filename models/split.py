@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 
 class Stack(nn.Sequential):
@@ -63,10 +64,20 @@ class SplitModel(nn.Module):
 
 def output_widths(model: SplitModel, input_shape: tuple[int, ...]) -> tuple[int, list[int]]:
     """Return the number of features that the extractor gives for one input, and of channels of each of its stages."""
-    device = next(model.parameters()).device
+    # Without numbers: the first client to join says how large inputs are.
+    tensors = {f"extractor.{name}": tensor.to("meta") for name, tensor in model.extractor.state_dict().items()}
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        output, maps = model.extractor.stages(torch.zeros(1, *input_shape, device=device))
+        output, maps = functional_call(_Stages(model.extractor), tensors, torch.zeros(1, *input_shape, device="meta"))
     model.train(was_training)
     return output.numel(), [stage.shape[1] for stage in maps]
+
+
+class _Stages(nn.Module):
+    def __init__(self, extractor: Stack) -> None:
+        super().__init__()
+        self.extractor = extractor
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        return self.extractor.stages(x)

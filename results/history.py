@@ -12,6 +12,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from common.bounds import at_most
+
 Json = dict[str, Any]
 SPLITS = ("test", "validation")
 # The largest whole number that a file may have; what is beyond the other one, or not finite, counts as not measured.
@@ -35,7 +37,7 @@ class Spread:
     worst_decile: float | None = None
 
     @classmethod
-    def over(cls, accuracies: Sequence[float], samples: Sequence[int]) -> Self:
+    def over(cls, accuracies: Sequence[float], samples: Sequence[float]) -> Self:
         """Return the spread of ``accuracies``, one a client, measured on so many ``samples`` each."""
         if not accuracies:
             return cls()
@@ -188,6 +190,8 @@ class Round:
         seconds: float,
         epsilon: float | None = None,
         others: Sequence[Traffic] = (),
+        *,
+        bounded: bool = False,
     ) -> Self:
         """Return a round with the figures over its clients.
 
@@ -200,6 +204,8 @@ class Round:
             seconds: that the round took.
             epsilon: as of the round.
             others: what travelled to and from those that were asked and are not among the clients.
+            bounded: samples and losses are what real nodes say: of one, neither counts for more than ``MOST_TIMES`` the
+                median.
         """
 
         def spreads(when: str) -> dict[str, Spread]:
@@ -207,10 +213,12 @@ class Round:
             for split in SPLITS:
                 scores = {name: getattr(getattr(client, when), split) for name, client in clients.items()}
                 measured = {name: score for name, score in scores.items() if score is not None}
-                table[split] = Spread.over(list(measured.values()), [samples[name][split] for name in measured])
+                sizes: list[float] = [samples[name][split] for name in measured]
+                table[split] = Spread.over(list(measured.values()), at_most(sizes) if bounded else sizes)
             return table
 
         losses = [client.loss for client in clients.values() if client.trained and client.loss is not None]
+        losses = at_most(losses, least=1.0) if bounded else losses
         return cls(
             round=number,
             clients=clients,

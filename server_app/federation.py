@@ -25,7 +25,7 @@ log = logging.getLogger("flwr")
 _GRACE = 15.0
 _ASK_AGAIN = 30.0
 # Seconds that a round waits for clients to say again what they have, after they were refused for having something else.
-_RENEWAL = 10.0
+RENEWAL = 10.0
 # After how long a start says that it waits for clients; then again after six times as long.
 _SILENCE = 10.0
 # Values of the model that the clients' inputs and classes ask for: 4 GiB as float32, of which the server holds several.
@@ -211,7 +211,7 @@ class Federation:
     @property
     def renewing(self) -> bool:
         """Whether a client was asked again just now and has not answered yet."""
-        since = time.monotonic() - _RENEWAL
+        since = time.monotonic() - RENEWAL
         return any(question.again and question.asked > since for question in self._pending.values())
 
     def _ask(self, nodes: list[int]) -> None:

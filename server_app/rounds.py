@@ -20,7 +20,7 @@ from results.status import StatusWriter
 from results.text import countdown
 from results.trackers import Trackers
 from server_app.checkpoint import Checkpoint, Checkpoints, Mail
-from server_app.federation import Federation
+from server_app.federation import RENEWAL, Federation
 from strategies.core import ClientResult, FloretStrategy, SpoolError, send_and_receive
 
 log = logging.getLogger("flwr")
@@ -165,9 +165,11 @@ def _await_clients(federation: Federation) -> None:
 
     Clients that are asked again what they have are waited for, too, a few seconds: they would be refused once more.
     """
-    deadline = time.monotonic() + federation.config.round_timeout
+    started = time.monotonic()
+    deadline = started + federation.config.round_timeout
     federation.refresh()
-    while federation.renewing:
+    # Nodes that come and go in turn are asked again without an end.
+    while federation.renewing and time.monotonic() < min(started + RENEWAL, deadline):
         time.sleep(0.05)
         federation.refresh()
     if not federation.roster.present():
@@ -217,6 +219,7 @@ def round_of(server_round: int, strategy: FloretStrategy, seconds: float) -> Rou
         seconds,
         strategy.protection.epsilon if strategy.protection else None,
         list(sent.values()),
+        bounded=not strategy.roster.trusted,
     )
 
 

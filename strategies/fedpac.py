@@ -17,6 +17,8 @@ from strategies.core.simplex import smallest_combination
 MEAN, ENERGY, COUNTS = "mean.", "energy", "counts"
 # A weight below it is taken for zero, as in the published code.
 LEAST = 1e-3
+# For the combination of heads no variance counts for more than so many times what is usual.
+MOST_TIMES = 1e3
 # By how much the means may pass ``energy`` because they were rounded on the way.
 _ROUNDING = 1.01
 # More samples of a class than anybody has.
@@ -60,12 +62,14 @@ def combination_weights(variances: np.ndarray, moments: np.ndarray) -> np.ndarra
     scaled to sum 1 again. The inner products of all ``h`` are taken once.
 
     Args:
-        variances: (clients,).
+        variances: (clients,). One counts for ``MOST_TIMES`` what is usual of variances and distances at most: larger
+            ones, which a client may make up, would cost the others' combinations their digits.
         moments: ``h``, flat, (clients, classes * features).
     """
     # D is of differences alone: moved to their mean, they lose fewer digits.
     centred = moments - moments.mean(0)
     products = centred @ centred.T
+    variances = np.minimum(variances, MOST_TIMES * (np.median(variances) + np.median(products.diagonal())))
     weights: np.ndarray = np.empty_like(products)
     for i, row in enumerate(products):
         distances = products - row - row[:, None] + row[i]

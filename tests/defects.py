@@ -5270,6 +5270,66 @@ DEFECTS: list[Defect] = [
             "tests/test_policy.py::test_a_personal_model_that_is_finite_and_of_no_use_is_not_kept",
         ),
     ),
+    *_of(
+        "replies",
+        "server_app/rounds.py",
+        (
+            "nodes that come and go in turn hold up a round for ever",
+            "while federation.renewing and time.monotonic() < min(started + RENEWAL, deadline):",
+            "while federation.renewing:",
+            "tests/test_names.py::test_nodes_that_come_and_go_in_turn_hold_up_no_round",
+        ),
+    ),
+    *_of(
+        "replies",
+        "strategies/fedpac.py",
+        (
+            "a variance that is made up decides the others' heads",
+            "MOST_TIMES = 1e3\n",
+            "MOST_TIMES = 1e30\n",
+            "tests/test_fedpac_fedgh_gpfl.py::test_a_variance_that_is_made_up_costs_the_others_nothing",
+        ),
+    ),
+    *_of(
+        "history",
+        "results/history.py",
+        (
+            "what one node says of its test samples decides the weighted mean",
+            "at_most(sizes) if bounded else sizes",
+            "sizes",
+            "tests/test_history.py::test_what_one_real_node_says_counts_for_a_hundred_times_the_median",
+        ),
+    ),
+    *_of(
+        "history",
+        "server_app/rounds.py",
+        (
+            "what real nodes say is not bounded",
+            "bounded=not strategy.roster.trusted,",
+            "bounded=False,",
+            "tests/test_aggregation.py::test_who_declares_a_billion_samples_does_not_count_for_them",
+        ),
+    ),
+    *_of(
+        "history",
+        "results/history.py",
+        (
+            "one loss is the loss of a round",
+            "at_most(losses, least=1.0) if bounded else losses",
+            "losses",
+            "tests/test_history.py::test_what_one_real_node_says_counts_for_a_hundred_times_the_median",
+        ),
+    ),
+    *_of(
+        "setup",
+        "models/split.py",
+        (
+            "widths are those of a forward pass that is made",
+            'device="meta")',
+            "device=next(iter(model.parameters())).device)",
+            "tests/test_models.py::test_widths_of_inputs_that_no_memory_holds",
+        ),
+    ),
 ]
 
 

@@ -605,9 +605,9 @@ def test_who_declares_a_billion_samples_does_not_count_for_them(tmp_path: Path) 
             if message.metadata.dst_node_id != 1000:
                 return reply
             if message.metadata.message_type == "query.describe":
-                reply.content.config_records["client"]["train"] = 10**9
+                reply.content.config_records["client"].update({"train": 10**9, "test": 10**9})
             elif message.metadata.message_type == "train":
-                reply.content.metric_records["metrics"]["num-examples"] = 10**9
+                reply.content.metric_records["metrics"].update({"num-examples": 10**9, "before.test": 1.0})
             return times(factor)(message, reply)  # type: ignore[no-any-return]
 
         return tamper
@@ -615,6 +615,9 @@ def test_who_declares_a_billion_samples_does_not_count_for_them(tmp_path: Path) 
     keys: dict[str, Any] = {"method": "fedavg", "rounds": 2, "local_epochs": 1}
     refused = federate(tmp_path, 5, tamper=large(3000.0), **keys)
     assert [[entry["client"] for entry in line["refused"]] for line in refused.history] == [["0"], ["0"]]
+    line = federate(tmp_path, 5, tamper=large(1.0), **keys).history[0]
+    others = [line["clients"][str(i)]["before"]["test"] for i in range(1, 5)]
+    assert line["accuracy"]["before"]["test"]["weighted_mean"] == pytest.approx((100 + sum(others)) / 104, abs=0.01)
 
 
 def test_a_class_that_comes_late_is_not_absurd(tmp_path: Path) -> None:

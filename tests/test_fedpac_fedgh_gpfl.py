@@ -168,6 +168,14 @@ def test_combination_weights_by_hand() -> None:
     assert far.tolist() == [[1, 0], [0, 1]]
 
 
+def test_a_variance_that_is_made_up_costs_the_others_nothing() -> None:
+    variances, h = np.array([1e18, 1.0, 3.0, 2.0]), np.array([[0.0], [0.1], [0.2], [0.3]])
+    rest = combination_weights(variances[1:], h[1:])
+    weights = combination_weights(variances, h)
+    assert weights[1:, 1:] == pytest.approx(rest, abs=1e-3)
+    assert rest.max() < 0.6
+
+
 def test_combination_weights_are_those_of_the_formula() -> None:
     rng = np.random.default_rng(1)
     variances, h = rng.uniform(0.1, 2, 6), rng.normal(size=(6, 3, 4)) / 2 + 50

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
+from common.bounds import at_most
 from results.follow import Follower
 from results.history import ClientRound, History, Note, Refusal, Round, Scores, Traffic
 from results.report import client_table, table, write_report
@@ -39,6 +40,24 @@ def measured(number: int, names: str, *, trained: str | None = None, level: floa
         for name in names
     }
     return Round.of(number, clients, {name: {"test": 4, "validation": 2} for name in names}, [], [], 1.0)
+
+
+def test_what_one_real_node_says_counts_for_a_hundred_times_the_median() -> None:
+    """A client that nobody knows says 1 of 10^9 samples, and a loss of 10^30."""
+    clients = {
+        name: ClientRound(True, Scores(), Scores(float(name == "d")), 1e30 if name == "d" else 0.5, Traffic(), None)
+        for name in "abcd"
+    }
+    samples = {name: {"test": 10**9 if name == "d" else 4, "validation": 0} for name in "abcd"}
+    line = Round.of(1, clients, samples, [], [], 1.0, bounded=True)
+    assert line.after["test"].weighted_mean == pytest.approx(400 / 412)
+    assert line.after["test"].mean == 0.25
+    # The median is 0.5, and a loss of up to 100 may be honest.
+    assert line.loss == pytest.approx((100 + 3 * 0.5) / 4)
+    trusted = Round.of(1, clients, samples, [], [], 1.0)
+    assert (trusted.after["test"].weighted_mean, trusted.loss) == pytest.approx((1.0, 2.5e29))
+    assert at_most([0, 0, 7, 1000]) == [0, 0, 7, 1000]
+    assert at_most([0, 0]) == [0, 0]
 
 
 def complete(rounds: Sequence[Round], planned: int, every: int, when: str = "after") -> list[int]:

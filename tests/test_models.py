@@ -75,6 +75,11 @@ def test_sizes(name: str, parameters: int, features: int) -> None:
     assert model.classifier.out_features == 10
 
 
+def test_widths_of_inputs_that_no_memory_holds() -> None:
+    """The first client to join says how large inputs are."""
+    assert output_widths(make("resnet18"), (3, 2**16, 2**16)) == (512, [64, 64, 128, 256, 512])
+
+
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("head_layers", [1, 2])
 def test_the_split_changes_names_and_nothing_else(name: str, head_layers: int) -> None:

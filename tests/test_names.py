@@ -30,6 +30,7 @@ from common.proof import PROOF, check, load_key, sign
 from server_app.checkpoint import Checkpoint, Checkpoints
 from server_app.delivery import Delivery
 from server_app.federation import Federation
+from server_app.rounds import _await_clients
 from strategies.core import LEEWAY, Client, Roster, send_and_receive
 from tests.conftest import BIN, PATIENCE
 from tests.deployment import Deployment
@@ -815,11 +816,33 @@ def test_a_client_that_does_not_answer_the_second_question_is_not_waited_for_lon
     nodes.federation.roster.doubt("north")
     nodes.federation.refresh()
     assert nodes.federation.renewing
-    monkeypatch.setattr("server_app.federation._RENEWAL", 0.0)
+    monkeypatch.setattr("server_app.federation.RENEWAL", 0.0)
     assert not nodes.federation.renewing
     nodes.refresh()
     assert nodes.told == [1, 1]
     assert nodes.names == {"north": 1}
+
+
+def test_nodes_that_come_and_go_in_turn_hold_up_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever comes back is asked again what it has: with two of them somebody always is."""
+
+    class Turns(Nodes):
+        calls = 0
+
+        def get_node_ids(self) -> Iterable[int]:
+            self.calls += 1
+            assert self.calls < 100
+            return [1 + self.calls % 2] if self.calls > 2 else super().get_node_ids()
+
+    nodes = Turns()
+    nodes.put(1, "north", signer="n")
+    nodes.put(2, "south", signer="s")
+    nodes.refresh()
+    nodes.mute |= {1, 2}
+    nodes.federation.refresh()
+    monkeypatch.setattr("server_app.rounds.RENEWAL", 0.5)
+    _await_clients(nodes.federation)
+    assert nodes.federation.renewing
 
 
 def test_a_roster_before_anybody_was_seen() -> None:

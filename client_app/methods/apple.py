@@ -111,7 +111,8 @@ class APPLE(FloretClient):
         if not fit:
             raise FloretError("the server's list of clients and samples is none, or this client is not in it")
         self._names: list[str] = names
-        self._first = torch.tensor([count / sum(samples) for count in samples], device=self.device)
+        total = sum(samples)
+        self._first = torch.tensor([count / total for count in samples], device=self.device)
         known = zip(names, self._first, strict=True)
         self._relationships = nn.Parameter(torch.stack([self.memory.get(RELATIONSHIP + n, p) for n, p in known]))
         first = CORE not in self.memory

@@ -5,11 +5,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from common.accuracies import EXACT
+from common.bounds import MOST_TIMES
 from common.errors import FloretError
 from common.names import natural_key
-
-# Of real nodes, none counts for more than so many times the median number of training samples: each declares its own.
-MOST_TIMES = 100
 
 
 @dataclass(frozen=True)

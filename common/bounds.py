@@ -1,0 +1,14 @@
+"""What a client that may say anything counts for at most, beside the others."""
+
+from collections.abc import Iterable
+from statistics import median
+
+# Of real nodes, none counts for more than so many times the median of what all say: each says its own.
+MOST_TIMES = 100
+
+
+def at_most(values: Iterable[float], *, least: float = 0.0) -> list[float]:
+    """Return values, from 0 on, none above ``MOST_TIMES`` the median of those above 0, or ``least`` if that is less."""
+    values = list(values)
+    bound = MOST_TIMES * max(median([value for value in values if value > 0] or [0.0]), least)
+    return [min(value, bound) for value in values]
