@@ -1,6 +1,7 @@
 """The ``floret`` command: collects the subcommands, one file each, and turns errors into one line."""
 
 import errno
+import os
 import sys
 
 import click
@@ -76,6 +77,7 @@ _OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 def main() -> None:
     """Run the command line; an error that the user can correct is one line on stderr and exit code 2."""
+    _open_standard_streams()
     try:
         sys.exit(floret.main(prog_name="floret", standalone_mode=False))
     except FloretError as error:
@@ -93,6 +95,15 @@ def main() -> None:
         raise
     except click.Abort:
         _fail("interrupted", 130)
+
+
+def _open_standard_streams() -> None:
+    """Open a null device in the place of closed streams (``>&-``): their numbers would go to files and pipes."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def _fail(message: str, code: int) -> None:

@@ -44,6 +44,8 @@ def predict(source: Path, output: Path | None, **which: Any) -> None:
 
     from data import read_inputs
 
+    if output and source.expanduser().resolve() == output.expanduser().resolve():
+        raise FloretError(f"--output {output}: is the --input, which would be overwritten")
     personal = _personal(**which)
     dtype = str(personal.dtype).removeprefix("torch.")
     names, x, y = read_inputs(source.expanduser(), personal.config, personal.input_shape, dtype)
@@ -61,18 +63,19 @@ def predict(source: Path, output: Path | None, **which: Any) -> None:
     lines = [",".join(["input", "class", *(_quoted(f"score {label}") for label in labels)])]
     for name, c, row in zip(names, classes.tolist(), scores.tolist(), strict=True):
         lines.append(",".join([_quoted(name), _quoted(labels[c]), *(f"{score:.6g}" for score in row)]))
-    text = "\n".join(lines) + "\n"
+    # A file's name may be of bytes that are no text.
+    content = ("\n".join(lines) + "\n").encode(errors="surrogateescape")
     if output:
         try:
             path = output.expanduser()
             if path.exists() and not path.is_file():
-                path.write_text(text, encoding="utf-8")  # a device or a pipe
+                path.write_bytes(content)  # a device or a pipe
             else:
-                write_whole(path.resolve(), text.encode())
+                write_whole(path.resolve(), content)
         except OSError as error:
             raise FloretError(f"--output {output}: cannot be written ({error.strerror})") from error
     else:
-        click.echo(text, nl=False)
+        click.echo(content, nl=False)
     if y is not None:
         right = int((classes == torch.from_numpy(y)).sum())
         click.echo(f"accuracy {right / len(y):.6f}: {right} of {len(y)}", err=True)

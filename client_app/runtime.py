@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from common.config import RunConfig
+from common.config import RunConfig, device_name
 from common.errors import ConfigError
 from common.flower import drives_simulation
 from common.kernels import NATIVE, kernels_in_use
@@ -71,6 +71,9 @@ def device_of(name: str) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    wrong = device_name(name)
+    if wrong:
+        raise ConfigError(f"device = {name!r}: {wrong}")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

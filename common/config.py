@@ -265,7 +265,7 @@ class RunConfig:
     model: str
     head_layers: int = between(0)
     batch_norm: str = choice("shared", "local")
-    num_classes: int = between(0)
+    num_classes: int = between(0, 65536)
     rounds: int = between(1)
     participation: float = between(0, 1, above=True)
     evaluate_every: int = between(1)

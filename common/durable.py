@@ -138,7 +138,7 @@ def write_whole(path: Path, content: bytes | memoryview, *, sync: bool = True, p
                 if sync:
                     os.fsync(file.fileno())
                 new.replace(path)  # while it is locked: until then another could take it for one that was left
-            except OSError:
+            except BaseException:  # also if the process is told to stop
                 with suppress(OSError):
                     new.unlink(missing_ok=True)
                 raise

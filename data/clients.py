@@ -41,7 +41,7 @@ from data.images import (
     listed_names,
     read_images,
 )
-from data.npz import Samples, check_alike, check_arrays, class_count, read_input_shape, read_labels, read_samples
+from data.npz import Samples, check_alike, check_header, class_count, read_input_shape, read_labels, read_samples
 from data.partition import PARTITIONS, Scheme, check_counts, partition
 
 # Of a SHA-256, as many as tell files apart.
@@ -305,14 +305,15 @@ def load_own(
 
 
 def check_own(directory: Path) -> None:
-    """Check what needs no run config: that ``load_own`` would find its files or folders.
+    """Check what needs no run config: that ``load_own`` would find its files or folders, and what headers tell.
 
     Raises:
-        DataError: there are neither or both, or an array or the class folders are missing.
+        DataError: there are neither or both, an array or the class folders are missing, or no run could use an array.
     """
     files, parts = _own_files_or_parts(directory)
-    for path in files:
-        check_arrays(path, ("x", "y"))
+    if files:
+        train, test = map(check_header, files)
+        check_alike(train, test, (f"{files[0]}", f"{files[1]}"))
     for part in parts:
         find_images(part, [folder.name for folder in class_folders(part)])
 

@@ -15,7 +15,18 @@ from common.errors import DataError, one_line
 from common.extras import require
 from common.seeds import numpy_generator
 from data.files import entries, is_dir, is_file
-from data.images import CLASS_FILE, Form, class_names, find_images, pool_parts, read_images
+from data.images import (
+    CLASS_FILE,
+    EXTENSIONS,
+    Form,
+    ImageFiles,
+    check_size,
+    class_names,
+    find_images,
+    listed_names,
+    pool_parts,
+    read_images,
+)
 from data.npz import (
     Samples,
     check_alike,
@@ -187,11 +198,12 @@ def outline_pool(source: Source) -> Outline:
         pool = load_pool(source)
         return Outline(pool.x.shape[1:], pool.num_classes, len(np.unique(pool.y)), len(pool.y))
     if source.dataset == "image-folder":
-        parts, names = _folder(source)
-        found = [find_images(part, names) for part in parts]
-        shape = read_images(found[0].files[:1], Form(source.image_size, source.image_channels), mixed=True).shape[1:]
-        num_classes = source.num_classes or len(names)
+        found, names = _images(source)
+        form = Form(source.image_size, source.image_channels)
         y = np.concatenate([np.asarray(images.labels, dtype=np.int64) for images in found])
+        check_size(min(len(y), source.max_samples or len(y)), form)
+        shape = read_images(found[0].files[:1], form, mixed=True).shape[1:]
+        num_classes = source.num_classes or len(names)
     else:
         if source.dataset == "npz":
             path = find_pool_file(source.data_dir)
@@ -363,9 +375,26 @@ def _folder(source: Source) -> tuple[list[Path], tuple[str, ...]]:
     return parts, class_names(directory, parts, split_names(source.class_names), source.num_classes)
 
 
-def _read_folder(source: Source) -> Pool:
+def _images(source: Source) -> tuple[list[ImageFiles], tuple[str, ...]]:
+    """Return the images of each part of an ``image-folder``, and the names of its classes.
+
+    Raises:
+        DataError: as ``find_images``, or a folder has none and nobody has said that it is a class.
+    """
     parts, names = _folder(source)
     found = [find_images(part, names) for part in parts]
+    empty = set(range(len(names))) - {label for images in found for label in images.labels}
+    if empty and not listed_names(Path(source.data_dir).expanduser(), split_names(source.class_names))[0]:
+        folder = parts[0] / names[min(empty)]
+        raise DataError(
+            f"{folder} has no images, whose names end in {', '.join(EXTENSIONS)}: remove the folder, or list the "
+            f"classes in class-names or {CLASS_FILE}"
+        )
+    return found, names
+
+
+def _read_folder(source: Source) -> Pool:
+    found, names = _images(source)
     files = [file for images in found for file in images.files]
     y = np.concatenate([np.asarray(images.labels, dtype=np.int64) for images in found])
     keep = _kept(len(y), source)

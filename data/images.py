@@ -30,6 +30,8 @@ CLASS_FILE = "classes.txt"
 # Only these are tried, whatever the file's name: some of Pillow's other formats run external programs.
 _FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _GREY = ("1", "L", "LA")
+# What a part of a pool is called elsewhere; none of these is a class if it has class folders.
+_PARTS = ("train", "training", "test", "testing", "val", "valid", "validation")
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def pool_parts(directory: Path) -> list[Path]:
     """Return the directories of a pool that have class folders: ``train/`` and ``test/``, or the directory itself.
 
     Raises:
-        DataError: only one of ``train/`` and ``test/`` exists, with class folders.
+        DataError: only one of ``train/`` and ``test/`` exists, with class folders, or parts have other names.
     """
     parts = [directory / "train", directory / "test"]
     present = [part for part in parts if is_dir(part)]
@@ -69,6 +71,12 @@ def pool_parts(directory: Path) -> list[Path]:
         raise DataError(
             f"{directory} has {present[0].name}/ with class folders, but no {missing}/: put class folders into both, "
             f"or all of them into {directory} itself"
+        )
+    named = [folder for folder in class_folders(directory) if folder.name.lower() in _PARTS]
+    if len(named) > 1 and all(map(class_folders, named)):
+        raise DataError(
+            f"{directory} has {' and '.join(f'{folder.name}/' for folder in named)} with folders in them, which would "
+            "be taken for classes: name the parts train/ and test/"
         )
     return [directory]
 
@@ -199,7 +207,7 @@ def read_images(files: Sequence[str], form: Form, *, mixed: bool) -> npt.NDArray
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         for i, file in enumerate(files):
             if i == 0 and form.size:
-                _check_room(len(files), form.size**2 * (form.channels or 1), f"image-size = {form.size}")
+                check_size(len(files), form)
             image = _decode(file, form)
             if i == 0:
                 _check_room(len(files), image.nbytes, f"{file} is {_size(image)} pixels")
@@ -265,6 +273,16 @@ def _read_decoded(file: IO[bytes], about: dict[str, Any]) -> npt.NDArray[np.uint
 def _about(pixels: npt.NDArray[np.uint8]) -> dict[str, Any]:
     """Return the manifest of decoded images."""
     return {"type": str(pixels.dtype), "shape": list(pixels.shape), "checksum-of-pixels": digest(pixels.data)}
+
+
+def check_size(n: int, form: Form) -> None:
+    """Check that this machine has memory for ``n`` images of the size that they are converted to, if one is said.
+
+    Raises:
+        DataError: it has not.
+    """
+    if form.size:
+        _check_room(n, form.size**2 * (form.channels or 1), f"image-size = {form.size}")
 
 
 def _check_room(n: int, bytes_each: int, said: str) -> None:

@@ -117,13 +117,7 @@ def read_shape(path: Path, name: str, *, empty: bool = False) -> tuple[tuple[int
         )
     if _is_empty(shape, empty):
         raise DataError(f"{path}: array {name} is empty, its shape is {shape}")
-    # Of no sample the room for one is asked for: its shape is tried.
-    size, room = math.prod(max(n, 1) for n in shape) * dtype.itemsize, available_memory()
-    if size > room:
-        raise DataError(
-            f"{path}: array {name} has {size / 1e9:.1f} GB when it is unpacked, its shape is {shape}; "
-            f"this machine has {room / 1e9:.1f} GB left"
-        )
+    _check_room(f"{path}: array {name}", shape, dtype)
     return shape, dtype
 
 
@@ -133,13 +127,55 @@ def read_input_shape(path: Path, name: str = "x", *, empty: bool = False) -> tup
     Raises:
         DataError: as ``read_shape``, and as ``to_inputs`` for a shape or a type.
     """
+    return _blank_input(path, name, empty=empty).shape[1:]
+
+
+def check_header(path: Path) -> npt.NDArray[Any]:
+    """Check what the headers of a file of samples x and labels y tell; there may be no sample.
+
+    Returns:
+        A blank input, (1, ...), as ``to_inputs`` makes them.
+
+    Raises:
+        DataError: as ``read_samples``, but for errors in the values.
+    """
+    check_arrays(path, ("x", "y"))
+    blank = _blank_input(path, "x", empty=True)
+    (n, *_), _ = read_shape(path, "x", empty=True)
+    labels = _check_labels(path, "y", empty=True)
+    if n != labels:
+        raise DataError(f"{path}: x has {n} samples, y has {labels} labels")
+    return blank
+
+
+def _blank_input(path: Path, name: str, *, empty: bool) -> npt.NDArray[Any]:
     shape, dtype = read_shape(path, name, empty=empty)
     where = f"{path}: array {name}"
     try:
-        return to_inputs(np.zeros((1, *shape[1:]), dtype), where).shape[1:]
+        blank = to_inputs(np.zeros((1, *shape[1:]), dtype), where)
     except DataError:
         # Again with the true shape, for the message; a broadcast array takes no memory and is refused before a copy.
-        return to_inputs(np.broadcast_to(np.zeros((), dtype), shape), where).shape[1:]
+        return to_inputs(np.broadcast_to(np.zeros((), dtype), shape), where)
+    _check_room(f"{where} as {blank.dtype}", shape, blank.dtype)
+    return blank
+
+
+def _check_labels(path: Path, name: str, *, empty: bool) -> int:
+    """Return how many labels there are, after a look at the header."""
+    shape, dtype = read_shape(path, name, empty=empty)
+    if len(shape) != 1 or dtype.kind not in "iu":
+        to_labels(np.broadcast_to(np.zeros((), dtype), shape), f"{path}: array {name}")
+    return shape[0]
+
+
+def _check_room(what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    # Of no sample the room for one is asked for: its shape is tried.
+    size, room = math.prod(max(n, 1) for n in shape) * dtype.itemsize, available_memory()
+    if size > room:
+        raise DataError(
+            f"{what} has {size / 1e9:.1f} GB when it is unpacked, its shape is {shape}; "
+            f"this machine has {room / 1e9:.1f} GB left"
+        )
 
 
 def _open(path: Path, names: Sequence[str]) -> NpzFile:
@@ -194,11 +230,8 @@ def read_labels(path: Path, name: str = "y", *, empty: bool = False, strays: boo
     Raises:
         DataError: as ``read_arrays`` and ``to_labels``.
     """
-    where = f"{path}: array {name}"
-    shape, dtype = read_shape(path, name, empty=empty)
-    if len(shape) != 1 or dtype.kind not in "iu":
-        to_labels(np.broadcast_to(np.zeros((), dtype), shape), where)
-    return to_labels(read_arrays(path, [name], empty=empty)[0], where, strays=strays)
+    _check_labels(path, name, empty=empty)
+    return to_labels(read_arrays(path, [name], empty=empty)[0], f"{path}: array {name}", strays=strays)
 
 
 def to_inputs(x: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:

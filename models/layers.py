@@ -167,8 +167,11 @@ def check_inputs(model: str, x: Tensor, where: str) -> None:
     Raises:
         ConfigError: they are no word ids, and it needs some; ``where`` says which inputs they are.
     """
-    if model == "fasttext" and len(x) and not (x.min() >= 0 and x.max() < VOCABULARY):
-        raise ConfigError(f"model = 'fasttext': needs word ids, from 0 to {VOCABULARY - 1}; {where} are not all such")
+    whole = not x.is_floating_point() or bool((x == x.floor()).all())
+    if model == "fasttext" and len(x) and not (whole and x.min() >= 0 and x.max() < VOCABULARY):
+        raise ConfigError(
+            f"model = 'fasttext': needs word ids, whole numbers from 0 to {VOCABULARY - 1}; {where} are not all such"
+        )
 
 
 def _lenet(name: str, shape: tuple[int, ...], classes: int, *, batch_norm: bool) -> list[Layer]:

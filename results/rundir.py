@@ -124,10 +124,12 @@ class RunDirectory:
             FloretError: a line of these rounds is missing or cannot be read.
         """
         path = self.path / "history.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines()[:rounds] if path.is_file() else []
         try:
+            # What comes after these rounds may be half of a line, or no text.
+            content = path.read_bytes().split(b"\n")[:rounds] if path.is_file() else []
+            lines = [line.decode() for line in content]
             history = [Round.from_json(json.loads(line)) for line in lines]
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise FloretError(f"{path}: a line before round {rounds} cannot be read") from error
         if [line.round for line in history] != list(range(1, rounds + 1)):
             raise FloretError(f"{path}: does not have the rounds 1 to {rounds} that the checkpoint is from")

@@ -5330,6 +5330,116 @@ DEFECTS: list[Defect] = [
             "tests/test_models.py::test_widths_of_inputs_that_no_memory_holds",
         ),
     ),
+    *_of(
+        "rounds",
+        "results/rundir.py",
+        (
+            "bytes after the checkpoint's rounds block a resume",
+            'content = path.read_bytes().split(b"\\n")[:rounds] if path.is_file() else []',
+            'content = path.read_text().encode().split(b"\\n")[:rounds] if path.is_file() else []',
+            "tests/test_resume.py::test_what_is_no_text_after_the_checkpoint_is_run_again",
+        ),
+    ),
+    *_of(
+        "state",
+        "common/durable.py",
+        (
+            "who is told to stop while it writes leaves half a file",
+            "except BaseException:  # also if",
+            "except OSError:  # also if",
+            "tests/test_state.py::test_a_process_that_is_told_to_stop_while_it_writes_leaves_no_new_file",
+        ),
+    ),
+    *_of(
+        "engine",
+        "cli/main.py",
+        (
+            "a run without standard streams cannot be made",
+            "            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)\n",
+            "            pass\n",
+            "tests/test_engine.py::test_a_run_whose_streams_are_closed_is_made",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/images.py",
+        (
+            "Training/ and Testing/ are classes",
+            "if len(named) > 1 and all(map(class_folders, named)):",
+            "if False:",
+            "tests/test_data_images.py::test_parts_of_other_names_are_not_taken_for_classes",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/datasets.py",
+        (
+            "a folder without images is a class",
+            "    empty = set(range(len(names))) - {label",
+            "    empty = set[int]() - {label",
+            "tests/test_data_images.py::test_a_folder_without_images_is_no_class_unless_somebody_says_so",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/datasets.py",
+        (
+            "room is asked for after the first image is decoded",
+            "        check_size(min(len(y), source.max_samples or len(y)), form)\n",
+            "",
+            "tests/test_data_images.py::test_images_that_would_not_fit_are_refused_before_the_first_is_decoded",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/npz.py",
+        (
+            "bytes that become floats are counted as bytes",
+            '    _check_room(f"{where} as {blank.dtype}", shape, blank.dtype)\n',
+            "",
+            "tests/test_data.py::test_features_are_counted_as_they_will_be_in_memory",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/clients.py",
+        (
+            "a node is ready with files that do not fit each other",
+            '        check_alike(train, test, (f"{files[0]}", f"{files[1]}"))\n    for',
+            "    for",
+            "tests/test_data.py::test_a_node_does_not_wait_with_files_that_no_run_could_use",
+        ),
+    ),
+    *_of(
+        "data",
+        "models/layers.py",
+        (
+            "parts of a word are words",
+            "whole = not x.is_floating_point() or bool((x == x.floor()).all())",
+            "whole = True",
+            "tests/test_privacy.py::test_a_number_that_is_no_word_id_shows_in_no_protected_run",
+        ),
+    ),
+    *_of(
+        "serving",
+        "cli/serve.py",
+        (
+            "the output takes the place of the input",
+            "if output and source.expanduser().resolve() == output.expanduser().resolve():",
+            "if False:",
+            "tests/test_serving.py::test_an_output_that_is_the_input",
+        ),
+    ),
+    *_of(
+        "serving",
+        "cli/serve.py",
+        (
+            "a file's name that is no text ends predict",
+            '.encode(errors="surrogateescape")',
+            ".encode()",
+            "tests/test_serving.py::test_images_one_by_one_and_as_a_folder",
+        ),
+    ),
 ]
 
 

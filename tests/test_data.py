@@ -1226,3 +1226,35 @@ def test_a_label_that_strayed_makes_no_classes(tmp_path):
         np.savez(tmp_path / f"{part}.npz", x=np.zeros((4, 3), np.float32), y=np.array([0, 1, 2, 65535]))
     assert "has label 65535, which would make 65536 classes" in message(data.load_own, tmp_path, config(), "a")
     assert data.load_own(tmp_path, config(num_classes=65536), "a").num_classes == 65536
+
+
+@pytest.mark.parametrize(
+    ("test", "wrong"),
+    [
+        (
+            {"x": np.zeros((4, 5, 7), np.uint8), "y": np.zeros(4, int)},
+            "of shape (1, 5, 7) and type uint8; they must be",
+        ),
+        ({"x": np.zeros((4, 5, 6), np.uint8), "y": np.zeros(3, int)}, "test.npz: x has 4 samples, y has 3 labels"),
+        ({"x": np.zeros((4, 5, 6), np.uint8), "y": np.array(["a"] * 4)}, "test.npz: array y has type <U1; labels must"),
+        ({"x": np.zeros((4, 5, 6), np.int64), "y": np.zeros(4, int)}, "test.npz: array x has type int64; images must"),
+        ({"x": np.zeros(4), "y": np.zeros(4, int)}, "test.npz: array x has shape (4,); it must be (n, features)"),
+    ],
+)
+def test_a_node_does_not_wait_with_files_that_no_run_could_use(tmp_path, test, wrong):
+    save_node(tmp_path)
+    data.check_own(tmp_path)
+    np.savez(tmp_path / "test.npz", **test)
+    assert wrong in message(data.check_own, tmp_path)
+
+
+def test_features_are_counted_as_they_will_be_in_memory(tmp_path, monkeypatch):
+    """Bytes become float32."""
+    np.savez(tmp_path / "a.npz", x=np.zeros((100, 10), np.uint8), y=np.zeros(100, int))
+    monkeypatch.setattr("data.npz.available_memory", lambda: 4000)
+    assert read_samples(tmp_path / "a.npz").x.nbytes == 4000
+    monkeypatch.setattr("data.npz.available_memory", lambda: 3999)
+    text = message(read_samples, tmp_path / "a.npz")
+    assert text.startswith(
+        f"{tmp_path}/a.npz: array x as float32 has 0.0 GB when it is unpacked, its shape is (100, 10)"
+    )

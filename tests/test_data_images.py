@@ -102,6 +102,38 @@ def test_half_a_pool(tmp_path):
         (tmp_path / half).rename(tmp_path / other)
 
 
+@pytest.mark.parametrize("names", [("Training", "Testing"), ("Train", "val", "Test")])
+def test_parts_of_other_names_are_not_taken_for_classes(tmp_path, names):
+    for name in names:
+        save_classes(tmp_path / name, {"cat": 3, "dog": 2})
+    text = message(data.check, folder_config(tmp_path))
+    assert text.startswith(f"{tmp_path} has ")
+    assert all(f"{name}/" in text for name in names)
+    assert text.endswith("with folders in them, which would be taken for classes: name the parts train/ and test/")
+
+
+def test_a_folder_without_images_is_no_class_unless_somebody_says_so(tmp_path):
+    save_classes(tmp_path, {"cat": 3, "dog": 2})
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("a")
+    for look in (pool_of, lambda folder: data.outline(folder_config(folder), 2)):
+        text = message(look, tmp_path)
+        assert text.startswith(f"{tmp_path}/notes has no images, whose names end in .bmp")
+        assert text.endswith("remove the folder, or list the classes in class-names or classes.txt")
+    assert pool_of(tmp_path, class_names="cat,dog,notes").num_classes == 3
+
+
+def test_images_that_would_not_fit_are_refused_before_the_first_is_decoded(tmp_path, monkeypatch):
+    save_classes(tmp_path, {"cat": 3, "dog": 2})
+    monkeypatch.setattr("data.images._decode", None)
+    monkeypatch.setattr("data.images.available_memory", lambda: 5 * 10**10 - 1)
+    cfg = folder_config(tmp_path, image_size=100_000, image_channels=1)
+    text = message(data.outline, cfg, 2)
+    assert text.startswith(
+        "image-size = 100000, and 5 such images have 50.0 GB when they are decoded; this machine has"
+    )
+
+
 def test_what_is_found_before_anything_is_read(tmp_path):
     text = message(data.check, folder_config(""))
     assert text == (

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -347,6 +348,19 @@ ON_TERMINAL = (
     "signal.signal(signal.SIGHUP, signal.Handlers[sys.argv[1]]); "
     "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
 )
+
+
+def test_a_run_whose_streams_are_closed_is_made(runner: Runner, tmp_path: Path) -> None:
+    """Their numbers would be those of the pipes between its processes."""
+    keys = f'output-dir="{runner.output}" rounds=1 local-epochs=1 model="mlp" max-samples=200'
+    federation = "num-supernodes=2 init-args-num-cpus=2"
+    command = [sys.executable, "-m", "cli.main", "run", str(ROOT), "--engine", "local"]
+    command += ["--run-config", keys, "--federation-config", federation]
+    script = f"exec {shlex.join(command)} <&- >&- 2>&-"
+    assert (
+        subprocess.run(["bash", "-c", script], env=runner.env, cwd=ROOT, timeout=PATIENCE, check=False).returncode == 0
+    )
+    assert [json.loads(path.read_text())["rounds"] for path in runner.output.glob("*/summary.json")] == [1]
 
 
 @pytest.mark.parametrize("ignored", [False, pytest.param(True, marks=pytest.mark.thorough)])

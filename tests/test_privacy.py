@@ -785,7 +785,7 @@ def test_a_protected_client_measures_nothing(tmp_path: Path, unit: str, monkeypa
     assert metrics_of(site.ask("evaluate", shared(initial()), **keys)) == {"num-examples": 1}
 
 
-@pytest.mark.parametrize("stray", [-1.0, 32768.0, 1e30])
+@pytest.mark.parametrize("stray", [-1.0, 0.5, 32768.0, 1e30])
 def test_a_number_that_is_no_word_id_shows_in_no_protected_run(tmp_path: Path, stray: float) -> None:
     """A server may choose ``fasttext`` for any rows."""
     keys: dict[str, Any] = {**PROTECTED, "privacy__unit": "client", "privacy__epsilon": 0.0, "privacy__noise": 1.0}
@@ -802,7 +802,7 @@ def test_a_number_that_is_no_word_id_shows_in_no_protected_run(tmp_path: Path, s
     # Without protection it is said when the client joins.
     said = site.refusal("query.describe", model="fasttext")
     wrong = "the train inputs of client site are not all such"
-    assert said == f"model = 'fasttext': needs word ids, from 0 to 32767; {wrong}"
+    assert said == f"model = 'fasttext': needs word ids, whole numbers from 0 to 32767; {wrong}"
 
 
 def test_a_refusal_that_tells_how_many_examples_there_are_is_noted(tmp_path: Path) -> None:

@@ -146,6 +146,15 @@ def test_half_a_line_at_the_end_of_the_history_is_run_again(tmp_path: Path) -> N
     assert_same(whole, resumed)
 
 
+def test_what_is_no_text_after_the_checkpoint_is_run_again(tmp_path: Path) -> None:
+    directory = crash(tmp_path / "cut", tmp_path / "states", 4, **keys_of("fedper"))
+    with (directory / "history.jsonl").open("ab") as file:
+        file.write(b"\xff\xfe\x00")
+    keys = {**keys_of("fedper"), "resume": str(directory)}
+    resumed = federate(tmp_path / "cut", CLIENTS, states=tmp_path / "states", **keys)
+    assert [line["round"] for line in resumed.history] == [*range(1, len(resumed.history) + 1)]
+
+
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     keys = keys_of("fedavg")
     whole = federate(tmp_path / "whole", CLIENTS, **keys)

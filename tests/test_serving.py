@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -420,6 +421,11 @@ def test_images_one_by_one_and_as_a_folder(
         said = [line.split(",") for line in floret(*which, source)[0].splitlines()]
         assert [row[1:] for row in said] == [expected[row] for row in rows]
     assert said[1][0] == str(folder / "1.png")
+    # A name of bytes that are no text.
+    name = os.fsencode(folder) + b"/\xff.png"
+    os.rename(folder / "1.png", name)
+    floret(*which, folder, "--output", tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_bytes().splitlines()[3].startswith(name + b",")
 
 
 # What is wrong
@@ -598,7 +604,24 @@ def test_an_output_that_cannot_be_written(there: Federated, floret: Floret, tmp_
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("device", ["cuda", "abacus"])
+def test_a_device_that_computes_no_numbers(there: Federated, floret: Floret, tmp_path: Path) -> None:
+    for device in ("meta", "abacus"):
+        which = ("--state-dir", there.states, "--client-name", "0", "--device", device)
+        line = floret.fail("predict", *which, "--input", tmp_path / "x.npz")
+        assert line == f"device = {device!r}: must be auto, cpu, or an accelerator like cuda or cuda:1"
+
+
+def test_an_output_that_is_the_input(there: Federated, floret: Floret, tmp_path: Path) -> None:
+    there.test_split(0, tmp_path / "x.npz")
+    before = (tmp_path / "x.npz").read_bytes()
+    (tmp_path / "link.npz").symlink_to(tmp_path / "x.npz")
+    which = ("--state-dir", there.states, "--client-name", "0", "--input", tmp_path / "x.npz")
+    line = floret.fail("predict", *which, "--output", tmp_path / "link.npz")
+    assert line == f"--output {tmp_path / 'link.npz'}: is the --input, which would be overwritten"
+    assert (tmp_path / "x.npz").read_bytes() == before
+
+
+@pytest.mark.parametrize("device", ["cuda"])
 def test_a_device_that_is_not_there(there: Federated, floret: Floret, tmp_path: Path, device: str) -> None:
     if device == "cuda" and torch.cuda.is_available():
         device = f"cuda:{torch.cuda.device_count()}"

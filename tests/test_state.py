@@ -254,6 +254,18 @@ def test_what_a_stranger_left_under_the_name_of_the_new_file_is_not_written(
     assert (path.read_bytes(), mine.read_bytes(), path.is_symlink()) == (b"content", b"mine", False)
 
 
+def test_a_process_that_is_told_to_stop_while_it_writes_leaves_no_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", stop)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "a.json", b"content")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_log_or_a_history_that_is_a_link_is_not_written(tmp_path: Path) -> None:
     mine, link = tmp_path / "mine", tmp_path / "log.txt"
     mine.write_bytes(b"mine")
