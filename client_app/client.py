@@ -52,6 +52,8 @@ FEEDS = PRIVACY + "feeds."
 # So many times the size of the client's own tensors, what the server sends is refused; a tensor may be larger than the
 # others of its group, as running variances are.
 ABSURD = 1e3
+# So many times as large as the round began with no model becomes by training.
+GROWN = 1e2
 # The largest root mean square of a tensor that the client has nothing like.
 LARGEST = 1e6
 # How much of a teacher's answers a client keeps in memory during a round.
@@ -286,7 +288,7 @@ class FloretClient(NumPyClient):
         self.take("train", parameters, config)
         self._check_start()
         self.receive()
-        begun = self._sizes()
+        begun = self._sizes(self._trainable())
         spent = self._pay() if self.protection else {}
         metrics: dict[str, Any] = self._accuracies("before")
         metrics["loss"], tensors = self._trained()
@@ -299,7 +301,7 @@ class FloretClient(NumPyClient):
                 tensor.nan_to_num_(0.0, 0.0, 0.0)
             tensors = {name: tensor.nan_to_num(0.0, 0.0, 0.0) for name, tensor in tensors.items()}
         self._check_finite({name.removeprefix(MODEL).removeprefix(MEMORY): t for name, t in personal.items()} | tensors)
-        self._check_grown(begun)
+        self._check_grown(begun, {} if self.protection else tensors)
         metrics |= self._accuracies("after")
         arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
         sent = self._leaving("train", arrays, len(self.data.train), metrics, spent)
@@ -933,17 +935,19 @@ class FloretClient(NumPyClient):
             if not fine:
                 raise FloretError(f"training diverged: {name} is not finite; lower lr (now {self.lr:g})")
 
-    def _sizes(self) -> dict[str, float]:
-        """Return the root mean square of what is trained, by group."""
-        squares: dict[str, list[Tensor]] = {}
-        counts: dict[str, int] = {}
-        for name, parameter in self._trainable().items():
-            group = group_of(name)
-            squares.setdefault(group, []).append(torch.linalg.vector_norm(parameter.detach()).double().square())
-            counts[group] = counts.get(group, 0) + parameter.numel()
+    def _sizes(self, tensors: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return the root mean square of tensors by group."""
+        if not tensors:
+            return {}
         # Looked at together, so that a GPU is waited for once.
-        totals = torch.stack([torch.stack(parts).sum() for parts in squares.values()]).tolist()
-        return {group: math.sqrt(total / counts[group]) for group, total in zip(squares, totals, strict=True)}
+        norms = torch.stack([torch.linalg.vector_norm(tensor.detach()).to(self.device) for tensor in tensors.values()])
+        squares: dict[str, float] = {}
+        counts: dict[str, int] = {}
+        for (name, tensor), norm in zip(tensors.items(), norms.tolist(), strict=True):
+            group = group_of(name)
+            squares[group] = squares.get(group, 0.0) + norm * norm
+            counts[group] = counts.get(group, 0) + tensor.numel()
+        return {group: math.sqrt(square / counts[group]) for group, square in squares.items()}
 
     def _trainable(self) -> dict[str, nn.Parameter]:
         named = dict(self.model.named_parameters())
@@ -951,16 +955,19 @@ class FloretClient(NumPyClient):
             named |= {f"{network}.{name}": parameter for name, parameter in module.named_parameters()}
         return named
 
-    def _check_grown(self, begun: Mapping[str, float]) -> None:
+    def _check_grown(self, begun: Mapping[str, float], sent: Mapping[str, Tensor]) -> None:
         """Refuse to keep a model that is finite and of no use: the next round, or another run, would start from it.
 
-        Where that training diverged would tell of the data, the client goes on with zeros instead.
+        Of some methods what is ``sent`` is kept beside the model. Where that training diverged would tell of the data,
+        the client goes on with zeros instead.
 
         Raises:
-            FloretError: a group of tensors is ``ABSURD`` times as large as what the round began with.
+            FloretError: a group of tensors is ``GROWN`` times as large as what the round began with.
         """
-        for group, size in self._sizes().items():
-            if size <= ABSURD * max(begun[group], 1e-3):
+        trained = self._trainable()
+        others = {name: tensor for name, tensor in sent.items() if group_of(name) in begun and name in trained}
+        for group, size in [*self._sizes(trained).items(), *self._sizes(others).items()]:
+            if size <= GROWN * max(begun[group], 1e-2):
                 continue
             if not self.withholds:
                 raise FloretError(

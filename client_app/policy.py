@@ -39,6 +39,9 @@ ALL = "all"
 KINDS = {"extractor": "extractor", "head": "head", "prototype": "prototypes", "mean": "prototypes"}
 NETWORKS, REPRESENTATIONS = "networks", "representations"
 EVERY = (*dict.fromkeys(KINDS.values()), NETWORKS, REPRESENTATIONS)
+_RATES_OF_SERVER = ("server-lr", "generator-lr")
+# Methods whose key ``mu`` is a decay.
+_PULLED = ("fedprox", "gpfl")
 # The whole model, in the key ``leaves``.
 MODEL = ("extractor", "head")
 
@@ -102,7 +105,7 @@ class Policy:
     validation_fraction: float = _number(0.1, 0, 0.5)
     max_local_epochs: int = _number(1000, 1)
     max_batch_size: int = _number(4096, 1)
-    max_decay: float = _number(0.1, 0)
+    max_decay: float = field(default=0.1, metadata=between(0, infinite=True).metadata)
     max_rounds_a_day: int = _number(5000, 1)
     max_model_mb: int = _number(1000, 1)
     max_received_mb: int = _number(4000, 1)
@@ -126,6 +129,7 @@ class Policy:
             min_samples=1,
             min_class_samples=1,
             min_steps=1,
+            max_decay=math.inf,
             noise_by_server=True,
             min_noise=0.0,
         )
@@ -201,6 +205,9 @@ class Policy:
             self._bound("max-local-epochs", key, value)
         for key, value in shrinkages(config, parameters).items():
             self._bound("max-decay", key, value)
+        for key, value in mixtures(config, parameters).items():
+            if not value <= max(self.max_decay, 2.0):
+                raise _refused("max-decay", self.max_decay, f"{key} = {value:g}, above 2")
         self._bound("max-image-size", "image-size", config.image_size)
         self._bound("max-classes", "num-classes", config.num_classes)
         unit = config.privacy.unit
@@ -415,11 +422,24 @@ def shrinkages(config: RunConfig, parameters: Any) -> dict[str, float]:
     From 1 on an update is the gradients of the last or of the first batch alone, in which there may be one sample.
     """
     own = keys_of(parameters)
-    rates = {"lr": config.lr} | {f"{config.method}.{name}": rate for name, rate in own.items() if name.endswith("lr")}
+    # FedGH's head and FedPA's generator are trained by the server.
+    rates = {name: rate for name, rate in own.items() if name.endswith("lr") and name not in _RATES_OF_SERVER}
+    rates = {"lr": config.lr} | {f"{config.method}.{name}": rate for name, rate in rates.items()}
     found = {f"{key} times weight-decay": rate * config.weight_decay for key, rate in rates.items()}
-    if "mu" in own:
+    if "mu" in own and config.method in _PULLED:
         found[f"lr times {config.method}.mu"] = config.lr * own["mu"]
     return found
+
+
+def mixtures(config: RunConfig, parameters: Any) -> dict[str, float]:
+    """Return how far pFedMe's steps take one model to another; above 2 their difference grows with each batch."""
+    if config.method != "pfedme":
+        return {}
+    pull = parameters.lambda_
+    return {
+        "lr times pfedme.lambda": config.lr * pull,
+        "pfedme.local-lr times pfedme.lambda": parameters.local_lr * pull,
+    }
 
 
 def setup_of(config: RunConfig, method: type[Method], parameters: Any, shape: tuple[int, ...], classes: int) -> Setup:

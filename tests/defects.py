@@ -3775,8 +3775,8 @@ DEFECTS: list[Defect] = [
         "strategies/core/update_norms.py",
         (
             "sizes of updates say what is usual of weights",
-            "known = weights.get(group, self.usual(group))",
-            "known = self.usual(group)",
+            "weights[group] if group in weights else self.usual(group) for",
+            "self.usual(group) for",
             "tests/test_aggregation.py::test_a_tensor_that_is_absurd_in_a_group_of_a_usual_size",
         ),
     ),
@@ -3865,8 +3865,8 @@ DEFECTS: list[Defect] = [
         "strategies/core/update_norms.py",
         (
             "a first upload does not count where nothing else is known",
-            "everything = _middle({**counted, **aside}.values())",
-            "everything = _middle(counted.values())",
+            "everything = sorted([*counted, *aside]) if counted else aside",
+            "everything = counted",
             "tests/test_aggregation.py::test_features_of_networks_that_nobody_has_trained_do_not_say_what_is_usual",
         ),
     ),
@@ -5195,7 +5195,7 @@ DEFECTS: list[Defect] = [
         "strategies/core/update_norms.py",
         (
             "refused updates never say what is usual",
-            "doubtful = 2 * len(self._refused) > len(clients)",
+            "doubtful = 2 * len(self._refused) > max(len(clients), len(known))",
             "doubtful = False",
             "tests/test_aggregation.py::test_where_most_of_a_round_are_refused_what_is_usual_follows",
         ),
@@ -5205,7 +5205,7 @@ DEFECTS: list[Defect] = [
         "strategies/core/update_norms.py",
         (
             "a refused update says what is usual",
-            "doubtful = 2 * len(self._refused) > len(clients)",
+            "doubtful = 2 * len(self._refused) > max(len(clients), len(known))",
             "doubtful = True",
             "tests/test_aggregation.py::test_where_most_of_a_round_are_refused_what_is_usual_follows",
         ),
@@ -5255,8 +5255,8 @@ DEFECTS: list[Defect] = [
         "client_app/policy.py",
         (
             "only the run's own rate counts for the decay",
-            'for name, rate in own.items() if name.endswith("lr")}',
-            "for name, rate in own.items() if not name}",
+            'for name, rate in own.items() if name.endswith("lr") and name',
+            "for name, rate in own.items() if not name and name",
             "tests/test_policy.py::test_what_a_policy_refuses_is_one_line",
         ),
     ),
@@ -5265,7 +5265,7 @@ DEFECTS: list[Defect] = [
         "client_app/client.py",
         (
             "a model that is finite and of no use is kept",
-            "        self._check_grown(begun)\n",
+            "        self._check_grown(begun, {} if self.protection else tensors)\n",
             "",
             "tests/test_policy.py::test_a_personal_model_that_is_finite_and_of_no_use_is_not_kept",
         ),
@@ -5438,6 +5438,56 @@ DEFECTS: list[Defect] = [
             '.encode(errors="surrogateescape")',
             ".encode()",
             "tests/test_serving.py::test_images_one_by_one_and_as_a_folder",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/policy.py",
+        (
+            "pFedMe's shared model jumps beyond the personal one",
+            "if not value <= max(self.max_decay, 2.0):",
+            "if not value <= max(self.max_decay, 1e9):",
+            "tests/test_policy.py::test_what_a_policy_refuses_is_one_line",
+        ),
+    ),
+    *_of(
+        "training",
+        "client_app/client.py",
+        (
+            "what is sent and kept beside the model may be of any size",
+            "*self._sizes(others).items()]:",
+            "]:",
+            "tests/test_policy.py::test_what_is_sent_and_kept_beside_the_model_is_looked_at_too",
+        ),
+    ),
+    *_of(
+        "replies",
+        "strategies/core/update_norms.py",
+        (
+            "who is refused alone says what is usual",
+            "> max(len(clients), len(known))",
+            "> len(clients)",
+            "tests/test_aggregation.py::test_a_client_that_is_alone_for_long_does_not_say_what_is_usual",
+        ),
+    ),
+    *_of(
+        "replies",
+        "strategies/core/update_norms.py",
+        (
+            "one known client among new ones may be of any size",
+            "return max(middle, min(alone, ABSURD * middle) if len(everything) > _LEAST_CLIENTS else alone)",
+            "return max(middle, alone)",
+            "tests/test_aggregation.py::test_one_client_alone_among_those_that_come_for_the_first_time",
+        ),
+    ),
+    *_of(
+        "checkpoint",
+        "strategies/core/update_norms.py",
+        (
+            "a round of which nothing counts takes a place",
+            "            if counted:\n                self._rounds",
+            "            if True:\n                self._rounds",
+            "tests/test_aggregation.py::test_a_round_of_which_nothing_counts_takes_no_place",
         ),
     ),
 ]

@@ -215,6 +215,39 @@ def test_where_most_of_a_round_are_refused_what_is_usual_follows() -> None:
     assert round_of(norms, {"a": 1e-3, "d": 1.0, "e": 1.0}) == []
 
 
+def test_a_client_that_is_alone_for_long_does_not_say_what_is_usual() -> None:
+    """The others are away, or drawn in other rounds."""
+    norms = UpdateNorms()
+    for _ in range(3):
+        assert round_of(norms, {"a": 1.0, "b": 1.0, "c": 1.0}) == []
+    for _ in range(12):
+        assert round_of(norms, {"a": 1e12}) == ["a"]
+    assert round_of(norms, {"a": 1.0, "b": 1.0, "c": 1.0}) == []
+
+
+def test_one_client_alone_among_those_that_come_for_the_first_time() -> None:
+    """Features of networks that nobody has trained are smaller, by some tens of times and not by a million."""
+    for size, refused in ((38.0, []), (1e6, ["a"])):
+        norms = UpdateNorms()
+        round_of(norms, {"a": size}, ("w",))
+        assert round_of(norms, {"a": size} | dict.fromkeys("bcdefgh", 1.0), ("w",)) == refused
+
+
+def test_a_round_of_which_nothing_counts_takes_no_place() -> None:
+    """All come for the first time: a checkpoint has no sizes of such a round, and a resumed run must not differ."""
+    norms = UpdateNorms()
+    round_of(norms, dict.fromkeys("ab", 1.0), ("w",))
+    for size in (1.0, 2.0, 3.0):
+        round_of(norms, dict.fromkeys("ab", size), ("w",))
+        round_of(norms, {f"new{size}": 1.0}, ("w",))
+    again = UpdateNorms()
+    again.load_state_dict(norms.state_dict())
+    for one in (norms, again):
+        for size in (4.0, 5.0, 6.0):
+            round_of(one, dict.fromkeys("ab", size), ("w",))
+        assert one.usual("w") == 4.0  # of 2 to 6
+
+
 def test_features_of_networks_that_nobody_has_trained_do_not_say_what_is_usual() -> None:
     """FedDFPA's prototypes are taken before training, by an own extractor: at first, in whatever round, by one that has
     learned nothing. Those of the others are 38 times as large here, and most that are drawn come for the first time.

@@ -21,6 +21,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from cli.main import floret
 from client_app.app import app
 from client_app.audit import Audit
+from client_app.client import FloretClient
 from client_app.policy import Outgoing, Policy, PolicyError, kind_of, setup_of
 from common.config import RunConfig, key_of, read_keys
 from common.errors import ConfigError
@@ -317,6 +318,20 @@ def test_a_personal_model_that_is_finite_and_of_no_use_is_not_kept(tmp_path: Pat
     assert metrics_of(site.ask("evaluate", sent)) | {"seconds": 0.0} == before | {"seconds": 0.0}
 
 
+def test_what_is_sent_and_kept_beside_the_model_is_looked_at_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """APPLE's core model is no part of the model; a server that says how it is mixed makes it grow alone."""
+    site, upload = Site(tmp_path), FloretClient.upload
+
+    def grown(client: FloretClient) -> dict[str, torch.Tensor]:
+        return {name: 1e4 * tensor for name, tensor in upload(client).items()}
+
+    site.ask("train", shared(initial()))
+    monkeypatch.setattr(FloretClient, "upload", grown)
+    assert site.refusal(arrays=shared(initial())).startswith("training diverged: extractor has a root mean square of ")
+
+
 def test_what_a_method_did_not_declare_does_not_leave() -> None:
     """The last look is at the tensors themselves, whatever ``check_method`` found in the method's declaration."""
     y = torch.tensor([0, 1, 1])
@@ -366,6 +381,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("", {"method": "gpfl", "lr": 0.1, "gpfl__mu": 10.0}, "max-decay = 0.1, and lr times gpfl.mu = 1"),
     ("max-decay: 0.5", {"method": "fedprox", "lr": 0.1, "fedprox__mu": 6.0}, "= 0.5, and lr times fedprox.mu = 0.6"),
+    (
+        "",
+        {"method": "pfedme", "pfedme__local_lr": 1.0, "weight_decay": 0.0},
+        "and pfedme.local-lr times pfedme.lambda = 15, above 2",
+    ),
+    ("", {"method": "pfedme", "lr": 0.2, "weight_decay": 0.0}, "and lr times pfedme.lambda = 3, above 2"),
     ("", {"image_size": 30_000}, "max-image-size = 1024, and image-size = 30000"),
     ("max-classes: 9", {}, "max-classes = 9, and num-classes = 10"),
 ]

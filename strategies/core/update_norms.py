@@ -1,8 +1,8 @@
 """How large updates usually are, and which one is absurd beside the others."""
 
 import math
+from bisect import insort
 from collections.abc import Collection, Iterable, Mapping
-from itertools import islice
 from statistics import median
 
 import numpy as np
@@ -25,8 +25,6 @@ _LEAST_USUAL = 5e-3
 _ROUNDS = 5
 # From so many clients on the sizes of the rounds before say what is usual: one alone would refuse all others for good.
 _LEAST_CLIENTS = 2
-# So many sizes of a round say what is usual in it.
-_ENOUGH = 64
 # In a checkpoint: whose updates were accepted, and the groups. Neither is the name of a group.
 _MET, _GROUPS = "clients/", "groups/"
 # So many replies are waited for in the first two rounds, when nothing is known of what is usual, before one is judged.
@@ -47,7 +45,8 @@ class UpdateNorms:
     Nor does what a client sends the first time it takes part, but for differences: with FedDFPA that is features of a
     network that it has not trained, whatever the round. It counts while nothing else is known.
 
-    What was refused does not count, unless most of a round was: then more likely what is usual was wrong.
+    What was refused does not count, unless these were most clients of the round, and more than half as many as say what
+    is usual: then more likely that was wrong.
     """
 
     def __init__(self) -> None:
@@ -56,6 +55,7 @@ class UpdateNorms:
         self._usual: dict[str, float] = {}  # of the rounds before
         self._now: dict[str, dict[str, float]] = {}
         self._aside: dict[str, dict[str, float]] = {}  # likewise, of clients that take part for the first time
+        self._in_order: dict[tuple[str, bool], list[float]] = {}  # both, by group and whether they are set aside
         self._refused: set[str] = set()  # clients of this round
         self._met: set[str] = set()  # clients of which an update was accepted
 
@@ -68,14 +68,20 @@ class UpdateNorms:
         """Return the usual size; None if nothing is known."""
         if group in self._usual:
             return self._usual[group]
-        now, aside = self._now.get(group, {}), self._aside.get(group, {})
-        counted = {**self._before(group), **now}
-        everything = _middle({**counted, **aside}.values())
-        if not counted or everything is None:
-            return everything
+        counted, aside = (self._in_order.get((group, which), []) for which in (False, True))
+        now = self._now.get(group, {})
+        earlier = [size for client, size in self._before(group).items() if client not in now]
+        counted = sorted([*counted, *earlier]) if earlier else counted
+        if len(counted) >= _LEAST_CLIENTS:
+            return _middle(counted)
+        everything = sorted([*counted, *aside]) if counted else aside
+        if not everything:
+            return None
         # One client alone may be honest and larger than features of networks that nobody has trained, or hostile and
-        # smaller than all others.
-        return _middle(counted.values()) if len(counted) >= _LEAST_CLIENTS else max(everything, *counted.values())
+        # of any size.
+        middle = _middle(everything)
+        alone = max(counted, default=middle)
+        return max(middle, min(alone, ABSURD * middle) if len(everything) > _LEAST_CLIENTS else alone)
 
     def check(self, sizes: Mapping[str, float], floors: Mapping[str, float]) -> None:
         """Refuse an update that is absurd beside the usual ones.
@@ -108,9 +114,11 @@ class UpdateNorms:
         Raises:
             FloretError: names the first that is too large, and says how large it is.
         """
+        groups = {group_of(name) for name in arrays}
+        of_groups = {group: weights[group] if group in weights else self.usual(group) for group in groups}
         for name, array in arrays.items():
             group = group_of(name)
-            known = weights.get(group, self.usual(group))
+            known = of_groups[group]
             if known is None:
                 continue
             usual = max(known, _LEAST_OF_TENSORS)
@@ -132,6 +140,7 @@ class UpdateNorms:
         for group, size in sizes.items():
             aside = group in whole and client not in self._met
             (self._aside if aside else self._now).setdefault(group, {})[client] = size
+            insort(self._in_order.setdefault((group, aside), []), size)
 
     def accept(self, client: str) -> None:
         """Note that an update of a client was used."""
@@ -149,7 +158,8 @@ class UpdateNorms:
         """
         sent = {*self._now, *self._aside}
         clients = {client for sizes in (self._now, self._aside) for group in sizes.values() for client in group}
-        doubtful = 2 * len(self._refused) > len(clients)
+        known = {client for groups in self._rounds for sizes in groups.values() for client in sizes}
+        doubtful = 2 * len(self._refused) > max(len(clients), len(known))
         if self._groups is None:
             if changed:
                 self._groups = sent
@@ -161,7 +171,9 @@ class UpdateNorms:
                 group: {client: size for client, size in sizes.items() if doubtful or client not in self._refused}
                 for group, sizes in self._now.items()
             }
-            self._rounds = [*self._rounds, {group: sizes for group, sizes in counted.items() if sizes}][-_ROUNDS:]
+            counted = {group: sizes for group, sizes in counted.items() if sizes}
+            if counted:
+                self._rounds = [*self._rounds, counted][-_ROUNDS:]
             # A group that is not sent any more is not waited for.
             self._groups = sent.union(*self._rounds)
             self._count()
@@ -169,7 +181,7 @@ class UpdateNorms:
 
     def forget_round(self) -> None:
         """Drop what was noted in this round."""
-        self._now, self._aside, self._refused = {}, {}, set()
+        self._now, self._aside, self._in_order, self._refused = {}, {}, {}, set()
 
     def state_dict(self) -> NamedArrays:
         """Return what is usual and of whom an update was accepted, for a checkpoint."""
@@ -230,10 +242,10 @@ def clipped(
     return result
 
 
-def _middle(sizes: Iterable[float]) -> float | None:
-    """Return the median of the first sizes; None if there are none."""
-    first = [*islice(sizes, _ENOUGH)]
-    return median(first) if first else None
+def _middle(sizes: list[float]) -> float:
+    """Return the median of numbers that are in order."""
+    half = len(sizes) // 2
+    return sizes[half] if len(sizes) % 2 else (sizes[half - 1] + sizes[half]) / 2
 
 
 def _joined(names: Iterable[str]) -> np.ndarray:
