@@ -385,10 +385,9 @@ def _images(source: Source) -> tuple[list[ImageFiles], tuple[str, ...]]:
     found = [find_images(part, names) for part in parts]
     empty = set(range(len(names))) - {label for images in found for label in images.labels}
     if empty and not listed_names(Path(source.data_dir).expanduser(), split_names(source.class_names))[0]:
-        folder = parts[0] / names[min(empty)]
         raise DataError(
-            f"{folder} has no images, whose names end in {', '.join(EXTENSIONS)}: remove the folder, or list the "
-            f"classes in class-names or {CLASS_FILE}"
+            f"{source.data_dir}: the folder {names[min(empty)]} has no images, whose names end in "
+            f"{', '.join(EXTENSIONS)}: remove the folder, or list the classes in class-names or {CLASS_FILE}"
         )
     return found, names
 

@@ -118,7 +118,7 @@ def test_a_folder_without_images_is_no_class_unless_somebody_says_so(tmp_path):
     (tmp_path / "notes" / "a.txt").write_text("a")
     for look in (pool_of, lambda folder: data.outline(folder_config(folder), 2)):
         text = message(look, tmp_path)
-        assert text.startswith(f"{tmp_path}/notes has no images, whose names end in .bmp")
+        assert text.startswith(f"{tmp_path}: the folder notes has no images, whose names end in .bmp")
         assert text.endswith("remove the folder, or list the classes in class-names or classes.txt")
     assert pool_of(tmp_path, class_names="cat,dog,notes").num_classes == 3
 
