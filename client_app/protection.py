@@ -153,9 +153,9 @@ class LedgerAccount:
 
     def pay(self, releases: Sequence[Release], attempts: Sequence[int] = (), count: float | None = None) -> None:
         """Write what is released into the ledger; it is on the disk when this returns."""
-        # Where the server adds the noise, it is trusted with it.
+        # Where the server adds the noise, it is trusted with it; that of the count does not follow the run.
         self._budget.check_noise(
-            min((release.noise for release in releases if not self._line.by_server), default=math.inf)
+            min((r.noise for r in releases if r != COUNT and not self._line.by_server), default=math.inf)
         )
         with self._ledger.open() as ledger:
             if self._budget.epsilon:

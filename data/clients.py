@@ -445,7 +445,7 @@ def _load_files(
     *,
     silent: bool = False,
 ) -> ClientData:
-    train, test = read_samples(files[0], empty=silent, strays=silent), read_samples(files[1], strays=silent)
+    train, test = (read_samples(path, empty=silent, strays=silent) for path in files)
     check_alike(train.x, test.x, (f"{files[0]}", f"{files[1]}"))
     own, validation = cut.of_training(len(train.y))
     if silent:

@@ -5490,6 +5490,26 @@ DEFECTS: list[Defect] = [
             "tests/test_aggregation.py::test_a_round_of_which_nothing_counts_takes_no_place",
         ),
     ),
+    *_of(
+        "privacy",
+        "strategies/core/protection.py",
+        (
+            "a server whose account is gone counts from zero",
+            "        if lacking:\n",
+            "        if False:\n",
+            "tests/test_privacy.py::test_a_server_whose_account_lacks_rounds_does_not_go_on",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "client_app/protection.py",
+        (
+            "the noise of the count is taken for the run's",
+            "if r != COUNT and not self._line.by_server",
+            "if not self._line.by_server",
+            "tests/test_privacy.py::test_more_noise_may_be_demanded_than_the_number_of_examples_gets",
+        ),
+    ),
 ]
 
 

@@ -1166,6 +1166,29 @@ def test_a_server_that_resumes_pays_for_its_rounds_again(tmp_path: Path) -> None
     assert again.history[-1]["epsilon"] == epsilon_of([Release(2.0, 0.5, len(lines))], 1e-5)
 
 
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_server_whose_account_lacks_rounds_does_not_go_on(tmp_path: Path, kept: int) -> None:
+    """Both files gone, or of an older copy: it would count for less than the run has spent."""
+    keys: dict[str, Any] = {**CLIENT, "method": "fedper", "privacy__where": "server", "privacy__epsilon": 0.0}
+    keys |= {"privacy__noise": 2.0, "states": tmp_path / "states"}
+    older = federate(tmp_path / "runs", rounds=1, **keys).directory
+    files = {name: (older / name).read_bytes() for name in ("privacy.jsonl", "privacy.json")}
+    first = federate(tmp_path / "runs", rounds=3, resume=str(older), **keys).directory
+    for name, content in files.items():
+        (first / name).unlink()
+        if kept:
+            (first / name).write_bytes(content)
+    line = rf"privacy\.jsonl: does not have round {kept + 1}, and the checkpoint is of round 3"
+    federate(tmp_path / "runs", rounds=4, resume=str(first), fails=line, **keys)
+
+
+def test_more_noise_may_be_demanded_than_the_number_of_examples_gets(tmp_path: Path) -> None:
+    site = Site(tmp_path, "min-noise: 25")
+    keys: dict[str, Any] = {**PROTECTED, "privacy__unit": "example", "privacy__epsilon": 0.0}
+    assert "arrays" in site.ask("train", shared(initial()), privacy__noise=30.0, **keys)
+    assert "min-noise = 25, and this run adds 24 times" in site.refusal(privacy__noise=24.0, **keys)
+
+
 def test_a_run_ends_at_its_budget_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     keys: dict[str, Any] = {**CLIENT, "method": "fedper", "privacy__noise": 4.0}
     three = epsilon_of([Release(4.0, 1.0, 3)], 1e-5)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from common.config import RunConfig
+from common.durable import DamagedError
 from common.names import without_prefix
 from common.privacy.accounting import LARGEST_EPSILON, Release, epsilon_of
 from common.privacy.calibration import drawn_in_secret, noise_of_clients, number_drawn, rate_of_clients
@@ -86,9 +87,18 @@ class Protection:
 
         A simulation makes the rounds after the one that is ``checkpointed`` again with the same draws, and unless its
         config says otherwise now with the same noise: then they release the same once more, and are not paid twice.
+
+        Raises:
+            DamagedError: it lacks a round of the checkpoint, each of which was paid for before.
         """
         config = self.config
         paid, again = [(line.round, line.release) for line in ledger.lines()], set[tuple[int, Release]]()
+        lacking = set(range(1, checkpointed + 1)) - {n for n, _ in paid}
+        if lacking:
+            raise DamagedError(
+                f"{ledger.path}: does not have round {min(lacking)}, and the checkpoint is of round {checkpointed}: "
+                "what the run has spent would count for less; put back the newest copy of it and of its .json"
+            )
         if self._simulated:
             again = {(n, release) for n, release in paid if n > checkpointed and release == self._release()}
             paid = list(dict.fromkeys(paid))
