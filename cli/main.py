@@ -99,11 +99,13 @@ def main() -> None:
 
 def _open_standard_streams() -> None:
     """Open a null device in the place of closed streams (``>&-``): their numbers would go to files and pipes."""
-    for number in range(3):
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
 
 
 def _fail(message: str, code: int) -> None:
