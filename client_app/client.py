@@ -975,7 +975,7 @@ class FloretClient(NumPyClient):
                     f"round began; lower lr (now {self.lr:g}) or weight-decay (now {self.config.weight_decay:g})"
                 )
             with torch.no_grad():
-                for name, parameter in self._trainable().items():
+                for name, parameter in trained.items():
                     if group_of(name) == group:
                         parameter.zero_()
 

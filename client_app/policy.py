@@ -39,9 +39,6 @@ ALL = "all"
 KINDS = {"extractor": "extractor", "head": "head", "prototype": "prototypes", "mean": "prototypes"}
 NETWORKS, REPRESENTATIONS = "networks", "representations"
 EVERY = (*dict.fromkeys(KINDS.values()), NETWORKS, REPRESENTATIONS)
-_RATES_OF_SERVER = ("server-lr", "generator-lr")
-# Methods whose key ``mu`` is a decay.
-_PULLED = ("fedprox", "gpfl")
 # The whole model, in the key ``leaves``.
 MODEL = ("extractor", "head")
 
@@ -203,9 +200,10 @@ class Policy:
                 epochs[key] = value
         for key, value in epochs.items():
             self._bound("max-local-epochs", key, value)
-        for key, value in shrinkages(config, parameters).items():
+        method = load_class("strategies", config.method, FloretStrategy)
+        for key, value in method.decays(config, parameters).items():
             self._bound("max-decay", key, value)
-        for key, value in mixtures(config, parameters).items():
+        for key, value in method.mixtures(config, parameters).items():
             if not value <= max(self.max_decay, 2.0):
                 raise _refused("max-decay", self.max_decay, f"{key} = {value:g}, above 2")
         self._bound("max-image-size", "image-size", config.image_size)
@@ -414,32 +412,6 @@ class Outgoing:
                 value = round(round(value / STEP) * STEP, 6) if accuracy else float(f"{value:.0e}")
             kept[name] = value
         return kept
-
-
-def shrinkages(config: RunConfig, parameters: Any) -> dict[str, float]:
-    """Return which part of the weights, or of their difference to the global ones, a step takes away by its decay.
-
-    From 1 on an update is the gradients of the last or of the first batch alone, in which there may be one sample.
-    """
-    own = keys_of(parameters)
-    # FedGH's head and FedPA's generator are trained by the server.
-    rates = {name: rate for name, rate in own.items() if name.endswith("lr") and name not in _RATES_OF_SERVER}
-    rates = {"lr": config.lr} | {f"{config.method}.{name}": rate for name, rate in rates.items()}
-    found = {f"{key} times weight-decay": rate * config.weight_decay for key, rate in rates.items()}
-    if "mu" in own and config.method in _PULLED:
-        found[f"lr times {config.method}.mu"] = config.lr * own["mu"]
-    return found
-
-
-def mixtures(config: RunConfig, parameters: Any) -> dict[str, float]:
-    """Return how far pFedMe's steps take one model to another; above 2 their difference grows with each batch."""
-    if config.method != "pfedme":
-        return {}
-    pull = parameters.lambda_
-    return {
-        "lr times pfedme.lambda": config.lr * pull,
-        "pfedme.local-lr times pfedme.lambda": parameters.local_lr * pull,
-    }
 
 
 def setup_of(config: RunConfig, method: type[Method], parameters: Any, shape: tuple[int, ...], classes: int) -> Setup:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.app import Array
 
-from common.config import between
+from common.config import RunConfig, between
 from common.errors import FloretError
 from common.prototypes import PREFIX
 from common.tensors import NamedArrays, Specs, TensorSpec
@@ -101,6 +101,13 @@ class FedPAC(FloretStrategy):
     def __init__(self, setting: StrategySetting) -> None:
         super().__init__(setting)
         self._combined: dict[str, NamedArrays] = {}
+
+    @classmethod
+    def decays(cls, config: RunConfig, parameters: FedPACParameters) -> dict[str, float]:
+        """Add that of the head."""
+        return super().decays(config, parameters) | {
+            "fedpac.head-lr times weight-decay": parameters.head_lr * config.weight_decay
+        }
 
     @classmethod
     def uplink(cls, setup: Setup) -> Specs:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from common.config import between
+from common.config import RunConfig, between
 from strategies.core import FloretStrategy
 
 
@@ -20,3 +20,8 @@ class FedProx(FloretStrategy):
     protects = frozenset({"client", "example"})
     serves_global = True
     Parameters = FedProxParameters
+
+    @classmethod
+    def decays(cls, config: RunConfig, parameters: FedProxParameters) -> dict[str, float]:
+        """Add the pull to the global weights."""
+        return super().decays(config, parameters) | {"lr times fedprox.mu": config.lr * parameters.mu}

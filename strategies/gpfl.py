@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from common.config import between, choice
+from common.config import RunConfig, between, choice
 from strategies.core import FloretStrategy, Network, Setup
 
 # The names of the networks beside the model.
@@ -55,6 +55,11 @@ class GPFL(FloretStrategy):
     shares = "extractor"
     Parameters = GPFLParameters
     parameters: GPFLParameters
+
+    @classmethod
+    def decays(cls, config: RunConfig, parameters: GPFLParameters) -> dict[str, float]:
+        """Add the decay of the networks."""
+        return super().decays(config, parameters) | {"lr times gpfl.mu": config.lr * parameters.mu}
 
     def check(self) -> None:
         """Refuse a head that takes no features."""

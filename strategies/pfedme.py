@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from common.config import between
+from common.config import RunConfig, between
 from common.tensors import NamedArrays
 from strategies.core import FloretStrategy
 
@@ -29,6 +29,15 @@ class PFedMe(FloretStrategy):
     weighted = False
     Parameters = PFedMeParameters
     parameters: PFedMeParameters
+
+    @classmethod
+    def mixtures(cls, config: RunConfig, parameters: PFedMeParameters) -> dict[str, float]:
+        """Return how far the personal model goes to the shared one, and the shared one to it."""
+        pull = parameters.lambda_
+        return {
+            "lr times pfedme.lambda": config.lr * pull,
+            "pfedme.local-lr times pfedme.lambda": parameters.local_lr * pull,
+        }
 
     def aggregate(self) -> NamedArrays:
         """Move the weights by ``beta``; running statistics, of which that could make a negative variance, are means."""

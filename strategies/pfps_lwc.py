@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from common.config import between
+from common.config import RunConfig, between
 from strategies.core import FloretStrategy
 
 
@@ -25,3 +25,10 @@ class PFPSLWC(FloretStrategy):
 
     shares = "extractor"
     Parameters = PFPSLWCParameters
+
+    @classmethod
+    def decays(cls, config: RunConfig, parameters: PFPSLWCParameters) -> dict[str, float]:
+        """Add that of recall."""
+        return super().decays(config, parameters) | {
+            "pfps-lwc.recall-lr times weight-decay": parameters.recall_lr * config.weight_decay
+        }

@@ -5195,7 +5195,7 @@ DEFECTS: list[Defect] = [
         "strategies/core/update_norms.py",
         (
             "refused updates never say what is usual",
-            "doubtful = 2 * len(self._refused) > max(len(clients), len(known))",
+            "doubtful = 2 * len(self._refused) > max(len(clients), len(before))",
             "doubtful = False",
             "tests/test_aggregation.py::test_where_most_of_a_round_are_refused_what_is_usual_follows",
         ),
@@ -5205,7 +5205,7 @@ DEFECTS: list[Defect] = [
         "strategies/core/update_norms.py",
         (
             "a refused update says what is usual",
-            "doubtful = 2 * len(self._refused) > max(len(clients), len(known))",
+            "doubtful = 2 * len(self._refused) > max(len(clients), len(before))",
             "doubtful = True",
             "tests/test_aggregation.py::test_where_most_of_a_round_are_refused_what_is_usual_follows",
         ),
@@ -5245,18 +5245,8 @@ DEFECTS: list[Defect] = [
         "client_app/policy.py",
         (
             "a decay of more than all of the weights is permitted",
-            "for key, value in shrinkages(config, parameters).items():",
+            "for key, value in method.decays(config, parameters).items():",
             "for key, value in ():",
-            "tests/test_policy.py::test_what_a_policy_refuses_is_one_line",
-        ),
-    ),
-    *_of(
-        "policy",
-        "client_app/policy.py",
-        (
-            "only the run's own rate counts for the decay",
-            'for name, rate in own.items() if name.endswith("lr") and name',
-            "for name, rate in own.items() if not name and name",
             "tests/test_policy.py::test_what_a_policy_refuses_is_one_line",
         ),
     ),
@@ -5465,7 +5455,7 @@ DEFECTS: list[Defect] = [
         "strategies/core/update_norms.py",
         (
             "who is refused alone says what is usual",
-            "> max(len(clients), len(known))",
+            "> max(len(clients), len(before))",
             "> len(clients)",
             "tests/test_aggregation.py::test_a_client_that_is_alone_for_long_does_not_say_what_is_usual",
         ),

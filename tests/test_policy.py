@@ -379,6 +379,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"method": "fedpac", "fedpac__head_lr": 10.0, "weight_decay": 0.02},
         "and fedpac.head-lr times weight-decay = 0.2",
     ),
+    (
+        "",
+        {"method": "pfps-lwc", "pfps_lwc__recall_lr": 10.0, "weight_decay": 0.02},
+        "and pfps-lwc.recall-lr times weight-decay = 0.2",
+    ),
     ("", {"method": "gpfl", "lr": 0.1, "gpfl__mu": 10.0}, "max-decay = 0.1, and lr times gpfl.mu = 1"),
     ("max-decay: 0.5", {"method": "fedprox", "lr": 0.1, "fedprox__mu": 6.0}, "= 0.5, and lr times fedprox.mu = 0.6"),
     (

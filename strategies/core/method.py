@@ -139,6 +139,19 @@ class Method:
         return config.local_epochs
 
     @classmethod
+    def decays(cls, config: RunConfig, parameters: Any) -> dict[str, float]:
+        """Return by keys which part of the weights, or of their distance to others, a client's step takes away.
+
+        From 1 on an update is the gradients of the last or of the first batch alone, in which there may be one sample.
+        """
+        return {"lr times weight-decay": config.lr * config.weight_decay}
+
+    @classmethod
+    def mixtures(cls, config: RunConfig, parameters: Any) -> dict[str, float]:
+        """Return by keys how far a client's step takes one model to another; above 2 their difference grows."""
+        return {}
+
+    @classmethod
     def networks(cls, setup: Setup) -> dict[str, Network]:
         """Return the networks beside the model; their tensors are called ``<name>.<tensor>``."""
         return {}

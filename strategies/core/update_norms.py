@@ -158,8 +158,8 @@ class UpdateNorms:
         """
         sent = {*self._now, *self._aside}
         clients = {client for sizes in (self._now, self._aside) for group in sizes.values() for client in group}
-        known = {client for groups in self._rounds for sizes in groups.values() for client in sizes}
-        doubtful = 2 * len(self._refused) > max(len(clients), len(known))
+        before = {client for groups in self._rounds for sizes in groups.values() for client in sizes}
+        doubtful = 2 * len(self._refused) > max(len(clients), len(before))
         if self._groups is None:
             if changed:
                 self._groups = sent
