@@ -43,10 +43,12 @@ from benchmarks import training
 from benchmarks.measure import Row, pair
 from benchmarks.training import Ours
 from client_app.batches import Batch
-from client_app.client import ClientSetting, FloretClient, Losses
+from client_app.client import FloretClient
 from client_app.methods.fedper import FedPer
 from client_app.protection import Budget
+from client_app.setting import ClientSetting
 from client_app.state import ClientState, ContextStore
+from client_app.training import Losses
 from common.config import RunConfig, read_keys
 from common.errors import FloretError
 from common.privacy.accounting import epsilon_of

@@ -14,12 +14,13 @@ from flwr.clientapp import ClientApp
 from safetensors.torch import save
 
 from client_app.audit import Audit
-from client_app.client import MEMORY, MODEL, ClientSetting, FloretClient, Resident
+from client_app.client import MEMORY, MODEL, FloretClient
 from client_app.keeping import Quota
 from client_app.node_config import names_partition, partition_of
 from client_app.policy import Outgoing, Policy, PolicyError
 from client_app.protection import Budget, account_on_node, pay_in_advance, within
 from client_app.runtime import device_of, enter_app_folder, use_threads
+from client_app.setting import ClientSetting, Resident
 from client_app.state import ClientState, ContextStore, FileStore, RoundContext, Store, identity, own_seed
 from common.accuracies import EXACT
 from common.config import RunConfig, one_of, read_keys

@@ -3,16 +3,12 @@
 ``fit``: receive, measure accuracy before, train, measure accuracy after, commit the private state, send.
 """
 
-import copy
 import logging
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, ClassVar, Self
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,27 +16,23 @@ import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch prog
 from flwr.app import ArrayRecord
 from flwr.client import NumPyClient
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from client_app.batches import Batch, batch_of, epoch, passes, take
-from client_app.protection import Budget, MemoryAccount, Protection, account_on_node
-from client_app.runtime import training_type
-from client_app.state import ClientState
-from common.config import RunConfig, keys_of
+from client_app.batches import Batch, passes
+from client_app.protection import MemoryAccount, Protection, account_on_node
+from client_app.setting import Agreed, ClientSetting
+from client_app.training import LocalTraining
+from common.config import keys_of
 from common.errors import FloretError
-from common.filters import ClientFilters, Payload, filtered
+from common.filters import Payload, filtered
 from common.names import without_prefix
 from common.norms import group_of, root_mean_squares
-from common.privacy.ledger import Ledger
 from common.privacy.noise import Noise
-from common.prototypes import class_means, stack
 from common.seeds import torch_generator
-from common.sgd import Sgd
 from common.tensors import NamedArrays, Specs
 from common.wire import check_sendable, unpack
-from data import ClientData, Split
+from data import Split
 from models import SplitModel, Stack, build_model, check_examples
-from strategies.core import Method, Setup
+from strategies.core import Setup
 
 log = logging.getLogger("flwr")
 
@@ -56,110 +48,9 @@ ABSURD = 1e3
 GROWN = 1e2
 # The largest root mean square of a tensor that the client has nothing like.
 LARGEST = 1e6
-# How much of a teacher's answers a client keeps in memory during a round.
-TEACHER_BYTES = 256 * 2**20
-
-Loss = Callable[[Batch], Tensor]
-# From a batch to the loss of each of its samples, (batch,).
-Losses = Callable[[Batch], Tensor]
-Step = Callable[[Batch], Tensor]
 
 
-@dataclass(frozen=True)
-class ClientSetting:
-    """What a client's round needs besides the message.
-
-    Attributes:
-        name: the client's.
-        config: the run config.
-        method: what the client half shares with its server half.
-        parameters: the method's own, an instance of ``method.Parameters``.
-        data, state: the client's.
-        device: where it computes.
-        filters: what passes them is what it sends and what it receives.
-        seed: orders its batches; None for the run's.
-        resident: the model of the client before, in a process that serves many in turn; None where a client has one of
-            its own.
-        ledger: of what the client spends on privacy, and what its node permits; None in a simulation.
-        min_class_samples: a class of the client's with fewer training samples is drawn to nothing that the server sent.
-    """
-
-    name: str
-    config: RunConfig
-    method: type[Method]
-    parameters: Any
-    data: ClientData
-    state: ClientState
-    device: torch.device
-    filters: ClientFilters = field(default_factory=ClientFilters)
-    seed: int | None = None
-    resident: "Resident | None" = None
-    ledger: tuple[Ledger, Budget] | None = None
-    min_class_samples: int = 1
-
-
-@dataclass(frozen=True)
-class Phase:
-    """What one optimizer does on every batch: a step of ``parameters`` along the gradient of ``loss``.
-
-    Attributes:
-        parameters: what is trained; everything else is frozen meanwhile.
-        loss: from a batch to a scalar.
-        lr, momentum, weight_decay: of this optimizer; None for those of the round.
-        after_step: called after each step, for a mask or a projection of the weights.
-    """
-
-    parameters: Sequence[nn.Parameter]
-    loss: Loss
-    lr: float | None = None
-    momentum: float | None = None
-    weight_decay: float | None = None
-    after_step: Callable[[], None] | None = None
-
-
-@dataclass(frozen=True)
-class Agreed:
-    """What both halves know of a run, and what follows from it.
-
-    Attributes:
-        setup: with the model.
-        tensors: those of the model by name; they change with it.
-        uplink, downlink: what travels, as the method declares it.
-        shared: names of the tensors of model and networks that travel.
-    """
-
-    setup: Setup
-    tensors: dict[str, Tensor]
-    uplink: Specs
-    downlink: Specs
-    shared: list[str]
-
-    @classmethod
-    def of(cls, setup: Setup, method: type[Method]) -> Self:
-        """Return what follows from ``setup``."""
-        shared = [*setup.tensor_names(method.shares), *method.shared_networks(setup)]
-        return cls(setup, setup.model.state_dict(), method.uplink(setup), method.downlink(setup), shared)
-
-
-class Resident:
-    """Keeps a model and what follows from it for the next client that has the same one, in a process with many clients.
-
-    To build them takes longer than a small client's round. Only one client at a time may have them.
-    """
-
-    def __init__(self) -> None:
-        self._key: tuple[Any, ...] = ()
-        self._agreed: Agreed | None = None
-
-    def get(self, key: tuple[Any, ...], make: Callable[[], Agreed]) -> Agreed:
-        """Return what was made for ``key``, with a model whose values are those of another client."""
-        if self._agreed is None or self._key != key:
-            self._key, self._agreed = key, make()
-        self._agreed.setup.model.requires_grad_(True).zero_grad()
-        return self._agreed
-
-
-class FloretClient(NumPyClient):
+class FloretClient(LocalTraining, NumPyClient):
     """A client whose personal model is everything received, trained on its own data.
 
     A method's client half derives from this class and overrides steps: ``receive``, ``train`` or only its ``loss``,
@@ -169,14 +60,8 @@ class FloretClient(NumPyClient):
 
     Attributes:
         parameters: the method's own.
-        setup: what the server half knows, too.
-        model: the client's model, on ``device``.
-        networks: those beside the model, by name, on ``device``.
         memory: tensors that the method keeps in the client's state besides, by name.
         received: the tensors of this round's message, by name, on ``device``; empty during evaluation without any.
-        message: the scalars of this round's message.
-        data: the client's splits, on ``device``.
-        protection: what is private about the message; None if nothing is protected.
         goes_on: whether a round goes on from what the client has itself, not from what the server sends.
         serves_with: how the names of the tensors of memory and networks begin that ``serving`` needs beside the model.
     """
@@ -186,26 +71,13 @@ class FloretClient(NumPyClient):
     parameters: Any
 
     def __init__(self, setting: ClientSetting) -> None:
-        self.setting = setting
-        self.config = setting.config
+        super().__init__(setting)
         self.parameters = setting.parameters
-        self.device = setting.device
-        self._agreed: Agreed
-        self._type = training_type(setting.config.precision, setting.device)
-        self.setup: Setup
-        self.model: SplitModel
-        self.networks: dict[str, nn.Module] = {}
         self.memory: dict[str, Tensor] = {}
         self.received: dict[str, Tensor] = {}
-        self.message: dict[str, Any] = {}
-        self.order: torch.Generator
-        self.protection: Protection | None = None
+        self._agreed: Agreed
         # What privacy remembers, apart from what the method does.
         self._kept: dict[str, Tensor] = {}
-        data = setting.data
-        self.data = replace(
-            data, train=self._placed(data.train), validation=self._placed(data.validation), test=self._placed(data.test)
-        )
 
     def begin(self, config: dict[str, Any]) -> None:
         """Bring back the personal model, the other networks and the memory of the last round taken part in.
@@ -352,21 +224,6 @@ class FloretClient(NumPyClient):
         """Train the model for ``local-epochs`` and return the mean loss."""
         return self.run_epochs(self.config.local_epochs, self.model.parameters())
 
-    def loss(self, batch: Batch) -> Tensor:
-        """Return the loss of one training batch: cross entropy."""
-        return F.cross_entropy(self.model.head(self.stages(batch)[0]), batch.y)
-
-    def losses(self, batch: Batch) -> Tensor:
-        """Return the loss of each sample of a batch, (batch,), of which ``loss`` without ``penalty`` is the mean.
-
-        Only a method that can protect examples needs it: each loss depends on that sample alone.
-        """
-        return F.cross_entropy(self.model.head(self.stages(batch)[0]), batch.y, reduction="none")
-
-    def penalty(self) -> Tensor | None:
-        """Return what ``loss`` adds to the mean of ``losses`` whatever the batch: a function of the weights alone."""
-        return None
-
     def feeding(self) -> list[str]:
         """Return the names of the model's tensors that never leave, but are trained together with what does."""
         shared = set(self.shared_names())
@@ -408,157 +265,6 @@ class FloretClient(NumPyClient):
                     raise FloretError(f"the server sent no tensor {i}.{name}, but others of this peer")
         return found
 
-    def run_epochs(
-        self,
-        epochs: int,
-        parameters: Iterable[nn.Parameter],
-        loss: Loss | None = None,
-        *,
-        losses: Losses | None = None,
-        leaves: bool = True,
-    ) -> float:
-        """Go ``epochs`` times through the training data with a fresh SGD over ``parameters``; the rest stays frozen.
-
-        Args:
-            epochs: passes through the training split.
-            parameters: what is trained.
-            loss: from a batch to a scalar; ``self.loss`` by default.
-            losses, leaves: as in ``run_alternating``.
-
-        Returns:
-            The mean of the loss over all steps.
-        """
-        phases = [Phase(list(parameters), loss or self.loss)]
-        return self.run_alternating(epochs, phases, losses=losses, leaves=leaves)
-
-    def run_alternating(
-        self, epochs: int, phases: Sequence[Phase], *, losses: Losses | None = None, leaves: bool = True
-    ) -> float:
-        """Go ``epochs`` times through the training data; on each batch take one step of every phase, in order.
-
-        Each phase has its own SGD over its own parameters, and while it steps, everything else is frozen. The extractor
-        may be trained in the last phase only: it is asked once about a batch, and all phases get its answer.
-
-        Args:
-            epochs: passes through the training split.
-            phases: what is done on each batch.
-            losses: as the method of this name, by default that; for where examples are protected.
-            leaves: what is trained leaves this client, or what does is trained with it. Without, it is trained as ever
-                where examples are protected.
-
-        Returns:
-            The mean of the last phase's loss over all batches.
-        """
-        optimizers = [
-            self.optimizer(phase.parameters, lr=phase.lr, momentum=phase.momentum, weight_decay=phase.weight_decay)
-            for phase in phases
-        ]
-        trained = {parameter for phase in phases for parameter in phase.parameters}
-        everything = trained.union(*(module.parameters() for module in (self.model, *self.networks.values())))
-        thaws = [partial(_thaw, phase.parameters, everything.difference(phase.parameters)) for phase in phases]
-        if leaves and self.trains_examples:
-            return self._run_protected(epochs, phases, optimizers, thaws, losses or self.losses)
-        thaws[-1]()
-
-        def step(batch: Batch) -> Tensor:
-            parts = self._parts(batch, len(phases))
-            for thaw, part, phase, optimizer in zip(thaws, parts, phases, optimizers, strict=True):
-                if len(phases) > 1:
-                    thaw()
-                optimizer.zero_grad()
-                with self.autocast():
-                    value = phase.loss(part)
-                value.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                if phase.after_step:
-                    phase.after_step()
-            return value
-
-        return self.run_steps(epochs, step)
-
-    def run_steps(self, epochs: int, step: Step) -> float:
-        """Go ``epochs`` times through the training data and call ``step`` with each batch, which trains on it.
-
-        Returns:
-            The mean over all batches of the scalar that ``step`` returns; 0 without any.
-        """
-        for module in (self.model, *self.networks.values()):
-            module.train()
-        # Summed on the device, so that no step waits for the host.
-        total, batches = torch.zeros((), device=self.device), 0
-        for _ in range(epochs):
-            for batch in self.training_batches():
-                total += step(batch).detach()
-                batches += 1
-        return float(total) / max(batches, 1)
-
-    def optimizer(
-        self,
-        parameters: Iterable[nn.Parameter],
-        *,
-        lr: float | None = None,
-        momentum: float | None = None,
-        weight_decay: float | None = None,
-    ) -> Sgd:
-        """Return a fresh SGD over ``parameters``, with the round's rates where none are given."""
-        return Sgd(
-            list(parameters),
-            lr=self.lr if lr is None else lr,
-            momentum=self.config.momentum if momentum is None else momentum,
-            weight_decay=self.config.weight_decay if weight_decay is None else weight_decay,
-        )
-
-    @property
-    def lr(self) -> float:
-        """The learning rate of this round."""
-        return self.config.decayed(self.config.lr, self.message["round"])
-
-    def autocast(self) -> torch.autocast:
-        """Return a context in which networks compute as ``precision`` says; their outputs and all losses are float32.
-
-        For training only, not for what is measured or served; weights must not change while it lasts.
-        """
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._type == torch.bfloat16)
-
-    def stages(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        """Return the extractor's output for a batch, and the feature maps of its stages."""
-        return batch.stages or self.model.extractor.stages(batch.x)
-
-    def generator(self, purpose: str) -> torch.Generator:
-        """Return a generator of this client, round and ``purpose``; what is drawn from it leaves the batches' order."""
-        seed = self.config.seed if self.setting.seed is None else self.setting.seed
-        return torch_generator(seed, purpose, self.setting.name, self.message["round"])
-
-    @contextmanager
-    def still_statistics(self) -> Iterator[None]:
-        """While it lasts, batch normalisation takes each batch's statistics and leaves the running ones as they are.
-
-        For what a method computes beside the steps of its training, such as a gradient elsewhere.
-        """
-        layers = [module for module in self.model.modules() if isinstance(module, _BatchNorm)]
-        for layer in layers:
-            layer.track_running_stats = False
-        try:
-            yield
-        finally:
-            for layer in layers:
-                layer.track_running_stats = True
-
-    def on_batches(self) -> tuple[nn.Module, ...]:
-        """Return the networks that are asked about training batches: with batch normalisation, none of one sample."""
-        return (self.model, *self.networks.values())
-
-    def training_batches(self) -> Iterable[Batch]:
-        """Return the batches of one epoch, in the next order of this client and round."""
-        trained = (module for network in self.on_batches() for module in network.modules())
-        no_single = any(isinstance(module, _BatchNorm) for module in trained)
-        return epoch(self.data.train, self.config.batch_size, self.order, no_single=no_single)
-
-    def frozen_extractor(self) -> Stack:
-        """Return a copy of the extractor as it is now, in evaluation mode and without gradients."""
-        frozen = copy.deepcopy(self.model.extractor).eval()
-        return frozen.requires_grad_(False)
-
     def is_of_this_run(self) -> bool:
         """Return whether the personal model is of this run, not of an earlier one of the same federation."""
         kept = self.setting.state.version
@@ -570,62 +276,6 @@ class FloretClient(NumPyClient):
         To be called in ``receive``, before what arrived takes its place.
         """
         return self.frozen_extractor() if self.setting.state.round else None
-
-    def training_features(self, extractor: nn.Module) -> Tensor:
-        """Return the outputs of ``extractor`` for the training data in order, (samples, d), without gradients."""
-        extractor.eval()
-        with torch.no_grad(), self.autocast():
-            return torch.cat([extractor(batch.x).flatten(1) for batch in passes(self.data.train)])
-
-    def cached_teacher(
-        self, teacher: Callable[[Tensor], list[Tensor]], *, leaves: bool = True
-    ) -> Callable[[Batch], list[Tensor]]:
-        """Return a function from a training batch to what a frozen ``teacher`` answers for it, without gradients.
-
-        Training data do not change during a round, so with several epochs the teacher is asked once about all of them
-        if its answers fit into ``TEACHER_BYTES``; else about every batch.
-
-        Where examples are protected it is asked about every batch, as the student is: an answer from another batch may
-        differ in its last bits, by how many examples there are, and a server may make much of the difference.
-
-        Args:
-            teacher: from normalised inputs to tensors, the samples along the first dimension of each.
-            leaves: what is trained on the answers leaves the client.
-        """
-        train = self.data.train
-        once = self.config.local_epochs > 1 and not (leaves and self.trains_examples)
-        with torch.no_grad(), self.autocast():
-            answers = (teacher(batch.x) for batch in passes(train)) if once else iter(())
-            first = next(answers, None)
-            if first and len(train) and sum(part.nbytes / len(part) for part in first) * len(train) <= TEACHER_BYTES:
-                cached = [torch.cat(parts) for parts in zip(first, *answers, strict=True)]
-                return lambda batch: [take(tensor, batch.index) for tensor in cached]
-        return torch.no_grad()(lambda batch: teacher(batch.x))
-
-    def local_prototypes(self) -> dict[str, Tensor]:
-        """Return the mean feature of each class of the training data under the extractor as it is, by name."""
-        return class_means(self.training_features(self.model.extractor), self.data.train.y)
-
-    def known_prototypes(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the prototypes among ``tensors`` as in ``prototypes.stack``, for this model's classes and features."""
-        return stack(tensors, self.setup.classes, self.setup.features, self.device)
-
-    def targets(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the known prototypes that a loss may draw features to; the server may have made them up.
-
-        Those of ``rare`` classes are left out: a term with a large weight would be all of the update, and tell of them.
-        """
-        prototypes, known = self.known_prototypes(tensors)
-        return prototypes, known & ~self.rare()
-
-    def rare(self) -> Tensor:
-        """Return which classes, (classes,), have training samples, but fewer than the node's policy demands of one.
-
-        None in a protected run: noise covers them, and what others' gradients are must not depend on an example.
-        """
-        counts = self.data.train.y.bincount(minlength=self.setup.classes)
-        least = 1 if self.config.privacy.on else self.setting.min_class_samples
-        return (counts > 0) & (counts < least)
 
     def accuracy(self, split: Split) -> float:
         """Return the fraction of ``split`` whose class has the highest score, in [0, 1]."""
@@ -676,11 +326,6 @@ class FloretClient(NumPyClient):
                     )
 
     # Differential privacy
-
-    @property
-    def trains_examples(self) -> bool:
-        """Whether single examples are protected: what leaves is trained on clipped and noised gradients."""
-        return self.protection is not None and self.config.privacy.unit == "example"
 
     @property
     def withholds(self) -> bool:
@@ -765,62 +410,7 @@ class FloretClient(NumPyClient):
                 self.load_tensors({name: self._kept[FEEDS + name] for name in names})
         return loss
 
-    def _run_protected(
-        self,
-        epochs: int,
-        phases: Sequence[Phase],
-        optimizers: Sequence[Sgd],
-        thaws: Sequence[Callable[[], None]],
-        losses: Losses,
-    ) -> float:
-        """Do what ``run_alternating`` does by clipped and noised gradients; each phase is a release of its own."""
-        from client_app.clipping import clipping
-
-        assert self.protection is not None
-        for module in (self.model, *self.networks.values()):
-            module.train()
-        total, samples = 0.0, 0
-        for _ in range(epochs):
-            batches = zip(*(self.protection.batches(len(self.data.train)) for _ in phases), strict=True)
-            for drawn in batches:
-                for index, phase, optimizer, thaw in zip(drawn, phases, optimizers, thaws, strict=True):
-                    thaw()
-                    optimizer.zero_grad()
-                    batch = batch_of(self.data.train, torch.from_numpy(index).to(self.device))
-                    exact = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
-                    with exact, clipping(self.model, self.config.privacy.clip) as clipper:
-                        value = clipper.sum_gradients(phase.parameters, losses, batch)
-                    self._add_noise(phase.parameters)
-                    optimizer.step()
-                total, samples = total + value, samples + len(index)
-        return total / max(samples, 1)
-
-    def _add_noise(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Turn sums of clipped gradients into noised means, and add the gradient of the penalty."""
-        assert self.protection is not None
-        for parameter in parameters:
-            assert parameter.grad is not None
-            parameter.grad = self.protection.noised(parameter.grad)
-        penalty = self.penalty()
-        if penalty is not None:
-            for parameter, gradient in zip(parameters, torch.autograd.grad(penalty, list(parameters)), strict=True):
-                assert parameter.grad is not None
-                parameter.grad += gradient
-
     # Inside a message
-
-    def _placed(self, split: Split) -> Split:
-        layout = torch.channels_last if split.x.dim() == 4 else torch.preserve_format
-        return Split(split.x.to(self.device, memory_format=layout), split.y.to(self.device))
-
-    def _parts(self, batch: Batch, phases: int) -> list[Batch]:
-        """Return the batch as each phase gets it: with the extractor's answer, whose graph only the last phase gets."""
-        if phases == 1:
-            return [batch]
-        with self.autocast():
-            output, maps = self.model.extractor.stages(batch.x)
-        detached = replace(batch, stages=(output.detach(), [m.detach() for m in maps]))
-        return [*[detached] * (phases - 1), replace(batch, stages=(output, maps))]
 
     def _agree(self, *, initial: bool) -> Agreed:
         """Return the model, ``initial`` or with any values, and what follows from it."""
@@ -978,10 +568,3 @@ class FloretClient(NumPyClient):
                 for name, parameter in trained.items():
                     if group_of(name) == group:
                         parameter.zero_()
-
-
-def _thaw(parameters: Iterable[nn.Parameter], others: Iterable[nn.Parameter]) -> None:
-    for frozen in others:
-        frozen.requires_grad_(False)
-    for parameter in parameters:
-        parameter.requires_grad_(True)

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from client_app.batches import normalise
-from client_app.client import ClientSetting, FloretClient
+from client_app.client import FloretClient
 from client_app.inventory import shelves
 from client_app.runtime import device_of
+from client_app.setting import ClientSetting
 from client_app.state import ClientState, FileStore
 from common.config import RunConfig, one_of, read_keys
 from common.durable import write_whole

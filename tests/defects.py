@@ -130,6 +130,10 @@ DEFECTS: list[Defect] = [
             "        if not initial:\n            for name, tensor in self.initial_model()",
             ENGINE,
         ),
+    ),
+    *_of(
+        "engine",
+        "client_app/setting.py",
         (
             "another client's frozen layers stay frozen",
             "self._agreed.setup.model.requires_grad_(True).zero_grad()",
@@ -782,6 +786,40 @@ DEFECTS: list[Defect] = [
         "training",
         "client_app/client.py",
         (
+            "accuracy is measured in training mode",
+            "model = self.serving().eval()",
+            "model = self.serving()",
+            f"{METHODS}::test_accuracies_are_measured_in_evaluation_mode",
+        ),
+        (
+            "accuracy is measured in bfloat16",
+            "            right = sum((model(batch.x)",
+            "          with self.autocast():\n            right = sum((model(batch.x)",
+            "tests/test_precision.py",
+        ),
+        (
+            "a tensor that is not finite is kept",
+            "        self._check_finite({name",
+            "        dict({name",
+            f"{METHODS}::test_training_that_diverges_is_refused_and_loses_nothing",
+        ),
+        (
+            "finite if any value is",
+            "finite = {name: torch.isfinite(tensor).all()",
+            "finite = {name: torch.isfinite(tensor).any()",
+            f"{KEYS}::test_one_value_that_is_not_finite_is_divergence",
+        ),
+        (
+            "the historical extractor is that which was received",
+            "return self.frozen_extractor() if self.setting.state.round else None",
+            "return self.frozen_extractor()",
+            f"{PAPERS}::test_the_historical_extractor_is_that_of_the_last_round_taken_part_in",
+        ),
+    ),
+    *_of(
+        "training",
+        "client_app/training.py",
+        (
             "key momentum is ignored",
             "momentum=self.config.momentum if momentum is None else momentum",
             "momentum=0.9 if momentum is None else momentum",
@@ -837,40 +875,10 @@ DEFECTS: list[Defect] = [
             f"{KEYS}::test_a_round_is_that_of_a_plain_loop",
         ),
         (
-            "accuracy is measured in training mode",
-            "model = self.serving().eval()",
-            "model = self.serving()",
-            f"{METHODS}::test_accuracies_are_measured_in_evaluation_mode",
-        ),
-        (
-            "accuracy is measured in bfloat16",
-            "            right = sum((model(batch.x)",
-            "          with self.autocast():\n            right = sum((model(batch.x)",
-            "tests/test_precision.py",
-        ),
-        (
-            "a tensor that is not finite is kept",
-            "        self._check_finite({name",
-            "        dict({name",
-            f"{METHODS}::test_training_that_diverges_is_refused_and_loses_nothing",
-        ),
-        (
-            "finite if any value is",
-            "finite = {name: torch.isfinite(tensor).all()",
-            "finite = {name: torch.isfinite(tensor).any()",
-            f"{KEYS}::test_one_value_that_is_not_finite_is_divergence",
-        ),
-        (
             "every step waits for the device",
             "total += step(batch).detach()",
             "total += step(batch).detach().item()",
             f"{REHEARSAL}::test_more_batches_and_epochs_do_not_wait_more_often",
-        ),
-        (
-            "the historical extractor is that which was received",
-            "return self.frozen_extractor() if self.setting.state.round else None",
-            "return self.frozen_extractor()",
-            f"{PAPERS}::test_the_historical_extractor_is_that_of_the_last_round_taken_part_in",
         ),
         (
             "a cached teacher mixes up its samples",
@@ -2332,6 +2340,10 @@ DEFECTS: list[Defect] = [
             "self.run_epochs(epochs, self.model.head.parameters(), head_loss)",
             f"{PRIVATE}::test_a_personal_head_is_trained_without_noise_beside_the_other",
         ),
+    ),
+    *_of(
+        "privacy",
+        "client_app/training.py",
         (
             "the penalty is left out where examples are protected",
             "        penalty = self.penalty()\n",
@@ -5222,7 +5234,7 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "policy",
-        "client_app/client.py",
+        "client_app/training.py",
         (
             "a class of one sample is drawn to what the server sent",
             "return prototypes, known & ~self.rare()",

@@ -29,7 +29,7 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from safetensors.numpy import load_file
 
-from client_app.client import Agreed, Resident
+from client_app.setting import Agreed, Resident
 from common.errors import ConfigError
 from common.flower import colour_log
 from common.resources import Resources

@@ -13,9 +13,10 @@ from flwr.app import Message
 from torch import Tensor
 
 from client_app.batches import Batch, normalise
-from client_app.client import MEMORY, MODEL, Phase
+from client_app.client import MEMORY, MODEL
 from client_app.methods.fedcpd import contrast_loss, distillation_loss
 from client_app.methods.pfps_lwc import head_norm
+from client_app.training import Phase
 from common.errors import ConfigError
 from common.wire import from_record
 from models import SplitModel

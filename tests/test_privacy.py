@@ -436,7 +436,7 @@ def test_where_examples_are_protected_a_teacher_is_asked_about_the_batch(
     def all_of_them(_: Split) -> Iterator[Batch]:
         pytest.fail("it was asked about all examples in order")
 
-    monkeypatch.setattr("client_app.client.passes", all_of_them)
+    monkeypatch.setattr("client_app.training.passes", all_of_them)
     keys = {"method": "pfakd", "local_epochs": 2, "privacy__head_epochs": 0, "pfakd__attention_transfer": True}
     assert arrays_of(site.ask("train", shared(initial()), **{**PROTECTED, **keys})).keys() == shared(initial()).keys()
 

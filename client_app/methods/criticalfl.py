@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from client_app.client import FloretClient, Phase
+from client_app.client import FloretClient
+from client_app.training import Phase
 from common.errors import FloretError
 from common.tensors import MASK
 from strategies.criticalfl import LARGEST_SQUARE, NORM, CriticalFLParameters

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from client_app.client import FloretClient, Phase
+from client_app.client import FloretClient
+from client_app.training import Phase
 from common.errors import FloretError
 from strategies.dfedavgm import DFedAvgMParameters
 

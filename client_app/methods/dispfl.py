@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from client_app.client import FloretClient, Phase
+from client_app.client import FloretClient
+from client_app.training import Phase
 from common.seeds import torch_generator
 from common.tensors import MASK
 from strategies.dispfl import DisPFLParameters, masked

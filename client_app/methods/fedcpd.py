@@ -8,7 +8,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from client_app.batches import Batch
-from client_app.client import FloretClient, Phase
+from client_app.client import FloretClient
+from client_app.training import Phase
 from common.prototypes import alignment_loss
 from strategies.fedcpd import BLOCKS, Distillation, FedCPDParameters
 

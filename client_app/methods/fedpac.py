@@ -5,7 +5,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from client_app.batches import Batch
-from client_app.client import FloretClient, Phase
+from client_app.client import FloretClient
+from client_app.training import Phase
 from common.prototypes import PREFIX, alignment_loss, class_means
 from strategies.fedpac import COUNTS, ENERGY, MEAN, FedPACParameters
 

@@ -1,6 +1,7 @@
 """FedRep (Collins et al. 2021), client half: first the private head, then the shared extractor."""
 
-from client_app.client import FloretClient, Phase
+from client_app.client import FloretClient
+from client_app.training import Phase
 from strategies.fedrep import FedRepParameters
 
 

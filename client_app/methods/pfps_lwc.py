@@ -5,7 +5,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from client_app.batches import Batch
-from client_app.client import FloretClient, Phase
+from client_app.client import FloretClient
+from client_app.training import Phase
 from strategies.pfps_lwc import PFPSLWCParameters
 
 
