@@ -5512,6 +5512,46 @@ DEFECTS: list[Defect] = [
             "tests/test_privacy.py::test_more_noise_may_be_demanded_than_the_number_of_examples_gets",
         ),
     ),
+    *_of(
+        "methods",
+        "strategies/fedpa.py",
+        (
+            "FedPA's generator ignores the decay of what heads say",
+            "loss = own.generator_weight * decayed * fidelity",
+            "loss = own.generator_weight * fidelity",
+            "tests/test_criticalfl_fedpa.py::test_the_training_of_the_generator_by_hand",
+        ),
+    ),
+    *_of(
+        "methods",
+        "strategies/fedpa.py",
+        (
+            "FedPA's generator's rate does not decay",
+            "rate = own.generator_lr * decayed",
+            "rate = own.generator_lr",
+            "tests/test_criticalfl_fedpa.py::test_the_training_of_the_generator_by_hand",
+        ),
+    ),
+    *_of(
+        "methods",
+        "strategies/fedpa.py",
+        (
+            "FedPA's features are drawn together",
+            "loss = loss + own.diversity_weight * diversity_loss(noise, features, labels)",
+            "loss = loss - own.diversity_weight * diversity_loss(noise, features, labels)",
+            "tests/test_criticalfl_fedpa.py::test_the_training_of_the_generator_by_hand",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/fedcpd.py",
+        (
+            "FedCPD's teacher goes through the blocks that are trained",
+            "teacher, blocks = self._teacher, copy.deepcopy(self._blocks).requires_grad_(False)",
+            "teacher, blocks = self._teacher, self._blocks",
+            "tests/test_losses.py::test_fedcpd",
+        ),
+    ),
 ]
 
 

@@ -108,6 +108,9 @@ def test_fedcpd(tmp_path: Path, maps: str) -> None:
     halted = Halted(federate(tmp_path / "runs", 2, method="fedcpd", rounds=3, **keys), **weights)
     halted.shift()
     client, batch = halted.client, halted.batch()
+    with torch.no_grad():
+        for parameter in client.networks[BLOCKS].parameters():
+            parameter += 0.1  # as training does, which the teacher's are no part of
     (head, first), (rest, second) = ((phase.parameters, phase.loss) for phase in halted.phases)
     assert {id(p) for p in head} == {id(p) for p in client.model.head.parameters()}
     assert {id(p) for p in client.model.extractor.parameters()} < {id(p) for p in rest}
@@ -125,7 +128,9 @@ def test_fedcpd(tmp_path: Path, maps: str) -> None:
         targets = [*target, *(block(x) for block, x in zip(blocks.attention, target, strict=True))]
     else:
         targets = blocks.teacher(target)
-    distillation = distillation_loss(blocks.student(student), targets)
+    blocks_now = client.networks[BLOCKS]
+    assert isinstance(blocks_now, Distillation)
+    distillation = distillation_loss(blocks_now.student(student), targets)
     expected = halted.cross_entropy(batch) + 0.3 * align + 0.7 * contrast + 1.3 * distillation
     assert distillation > 0
     assert second(batch).item() == pytest.approx(expected.item(), rel=1e-5)
