@@ -65,9 +65,10 @@ class PeerRequest:
 class UAPDFL(Relay):
     """Keeps each client's last upload and forwards the requested tensors; it never averages.
 
-    Up: the whole model; ``unit``, (classes,), and ``auxiliary``, (features,), float32. Down, for each peer ``i`` in the
-    client's queue: ``i.unit``, which the client answers with its request; then ``i.auxiliary`` and the requested
-    tensors, ``i.<name>``. All of them are from earlier rounds, so that the order of clients does not matter.
+    Up: the whole model; ``unit``, (classes,), logarithms of probabilities, and ``auxiliary``, (features,), float32.
+    Down, for each peer ``i`` in the client's queue: ``i.unit``, which the client answers with its request; then
+    ``i.auxiliary`` and the requested tensors, ``i.<name>``. All of them are from earlier rounds, so that the order of
+    clients does not matter.
     """
 
     shares = "model"

@@ -1156,8 +1156,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "UA-PDFL asks by symmetric KL alone",
-            "peers[i][UNIT], self.parameters.divergence))",
-            'peers[i][UNIT], "symmetric-kl"))',
+            "probabilities(peers[i][UNIT]), self.parameters.divergence))",
+            'probabilities(peers[i][UNIT]), "symmetric-kl"))',
             f"{KEYS}::test_ua_pdfl_asks_by_the_divergence_of_the_key",
         ),
         (
@@ -5550,6 +5550,26 @@ DEFECTS: list[Defect] = [
             "teacher, blocks = self._teacher, copy.deepcopy(self._blocks).requires_grad_(False)",
             "teacher, blocks = self._teacher, self._blocks",
             "tests/test_losses.py::test_fedcpd",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/ua_pdfl.py",
+        (
+            "UA-PDFL's probability of nothing is sent as minus infinity",
+            "log_softmax(1)[0].clamp_min(math.log(LEAST))",
+            "log_softmax(1)[0]",
+            "tests/test_keys.py::test_ua_pdfl_asks_the_same_peers_whatever_the_wire",
+        ),
+    ),
+    *_of(
+        "methods",
+        "client_app/methods/ua_pdfl.py",
+        (
+            "UA-PDFL's small probabilities are lost on the wire",
+            "return unit.double().softmax(0)",
+            "return unit.double().exp().half().double()",
+            "tests/test_keys.py::test_ua_pdfl_asks_the_same_peers_whatever_the_wire",
         ),
     ),
 ]

@@ -20,7 +20,7 @@ import data
 from client_app.app import Request
 from client_app.batches import Batch, normalise
 from client_app.client import MEMORY, MODEL
-from client_app.methods.ua_pdfl import divergence
+from client_app.methods.ua_pdfl import divergence, probabilities
 from client_app.serving import load_personal
 from client_app.state import FileStore
 from common.config import keys_of
@@ -28,8 +28,8 @@ from common.errors import DataError, FloretError
 from common.run_config import default_config
 from common.seeds import torch_generator
 from common.sgd import Sgd
-from common.tensors import NamedArrays
-from common.wire import from_record
+from common.tensors import NamedArrays, TensorSpec
+from common.wire import from_record, pack, unpack
 from data import Split, load_client
 from models import SplitModel
 from server_app.app import run
@@ -615,7 +615,7 @@ def test_ua_pdfl_asks_by_the_divergence_of_the_key(tmp_path: Path) -> None:
     own, _ = client.representations()
     peers = [tensors["unit"] for tensors in client.peers().values()]
     assert len(peers) == 2
-    values = {kind: [float(divergence(own, peer, kind)) for peer in peers] for kind in DIVERGENCES}
+    values = {kind: [float(divergence(own.exp(), peer.exp(), kind)) for peer in peers] for kind in DIVERGENCES}
     assert all(js < kl for js, kl in zip(values["jensen-shannon"], values["symmetric-kl"], strict=True))
     for peer in range(2):
         th = (values["jensen-shannon"][peer] + values["symmetric-kl"][peer]) / 2
@@ -623,6 +623,32 @@ def test_ua_pdfl_asks_by_the_divergence_of_the_key(tmp_path: Path) -> None:
             client.parameters = replace(client.parameters, divergence=kind, th=th)
             assert client.plan()["heads"] == [i for i, value in enumerate(values[kind]) if value < th]
             assert (peer in client.plan()["heads"]) == (kind == "jensen-shannon")
+
+
+def test_ua_pdfl_asks_the_same_peers_whatever_the_wire(tmp_path: Path) -> None:
+    """Of a probability that float16 cannot hold a divergence would be another, and not the same both ways."""
+    outcome = federate(tmp_path, 4, method="ua-pdfl", rounds=2, ua_pdfl__client_dropout=False, ua_pdfl__n_com=1)
+    message = next(m for m in reversed(outcome.grid.messages) if m.metadata.message_type == "query.plan")
+    client = standing(outcome.grid.contexts[message.metadata.dst_node_id], message)
+
+    def answers(second: float) -> Tensor:
+        with torch.no_grad():
+            client.model.head[-1].weight.zero_()
+            client.model.head[-1].bias.copy_(torch.tensor([1 - second, second] + [1e-4] * 8).log())
+        return client.upload()["unit"]
+
+    rare, own = answers(1e-8), answers(3e-3)
+    for wire in ("float32", "float16"):
+        came = unpack(
+            pack({"unit": rare.numpy()}, {"unit": TensorSpec((10,))}, wire), {"unit": TensorSpec((10,))}, wire
+        )
+        client.received = {"0.unit": torch.from_numpy(came["unit"].copy())}
+        found = divergence(probabilities(own), probabilities(client.received["0.unit"]), "symmetric-kl").item()
+        assert found == pytest.approx(0.003 / 2 * math.log(0.003 / 1e-8), rel=0.01)
+        for th, heads in ((0.018, []), (0.02, [0])):
+            client.parameters = replace(client.parameters, th=th)
+            assert client.plan()["heads"] == heads
+    assert answers(0.0)[1].item() == pytest.approx(math.log(1e-30))  # not -inf, which would not be sent
 
 
 # All of them

@@ -425,7 +425,7 @@ def test_ua_pdfl_above_every_divergence_is_client_wise_dropout_alone(tmp_path: P
 
 def test_ua_pdfl_takes_a_peers_model_only_where_all_are_near(tmp_path: Path) -> None:
     first = Relay(tmp_path, clients=6, rounds=1)
-    units = {node: torch.from_numpy(sent["unit"]) for (node, _), sent in first.sent.items()}
+    units = {node: torch.from_numpy(sent["unit"]).exp() for (node, _), sent in first.sent.items()}
     apart = {(a, b): divergence(units[a], units[b], "symmetric-kl").item() for a, b in itertools.permutations(units, 2)}
     # Below it lie all of one client's divergences, and some of the others'.
     th = min(max(value for (a, _), value in apart.items() if a == node) for node in units)
@@ -443,17 +443,17 @@ def test_ua_pdfl_takes_a_peers_model_only_where_all_are_near(tmp_path: Path) -> 
 def test_ua_pdfl_sends_only_what_was_asked_for(tmp_path: Path) -> None:
     # A threshold amid the divergences: some peers are near and some far, and only heads of the near ones may travel.
     first = Relay(tmp_path, clients=6, rounds=1)
-    units = [torch.from_numpy(sent["unit"]) for sent in first.sent.values()]
+    units = [torch.from_numpy(sent["unit"]).exp() for sent in first.sent.values()]
     apart = [divergence(p, q, "symmetric-kl").item() for p, q in itertools.combinations(units, 2)]
     th = float(np.median(apart))
     relay = Relay(tmp_path, clients=6, ua_pdfl__th=th, ua_pdfl__n_com=4, ua_pdfl__client_dropout=False)
     heads = 0
     for node in relay.outcome.grid.contexts:
         arrays, _ = relay.told[node, 2]
-        own = torch.from_numpy(relay.sent[node, 1]["unit"])
+        own = torch.from_numpy(relay.sent[node, 1]["unit"]).exp()
         for i, peer in enumerate(relay.peers(node, 2)):
             came = {name.split(".")[1] for name in arrays if name.startswith(f"{i}.")}
-            other = torch.from_numpy(relay.sent[peer, 1]["unit"])
+            other = torch.from_numpy(relay.sent[peer, 1]["unit"]).exp()
             near = divergence(own, other, "symmetric-kl").item() < th
             assert came == ({"auxiliary", "extractor", "head"} if near else {"auxiliary", "extractor"})
             heads += near

@@ -1,5 +1,6 @@
 """UA-PDFL (Zhu et al. 2024), client half: unit representations, client-wise dropout, layer-wise personalization."""
 
+import math
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from common.errors import FloretError
 from common.seeds import numpy_generator
 from strategies.ua_pdfl import AUXILIARY, UNIT, UAPDFLParameters
 
+# The least probability that a divergence knows.
+LEAST = 1e-30
+
 
 def divergence(p: Tensor, q: Tensor, kind: str) -> Tensor:
     """Return the divergence of two distributions over classes, (classes,), in nats.
@@ -18,11 +22,16 @@ def divergence(p: Tensor, q: Tensor, kind: str) -> Tensor:
     ``"symmetric-kl"``: ``(KL(p||q) + KL(q||p)) / 2``, UA-PDFL equation 6 as printed. ``"jensen-shannon"``:
     ``(KL(p||m) + KL(q||m)) / 2`` with ``m = (p + q) / 2``, the divergence that its text names.
     """
-    p, q = p.double().clamp_min(1e-30), q.double().clamp_min(1e-30)
+    p, q = p.double().clamp_min(LEAST), q.double().clamp_min(LEAST)
     if kind == "jensen-shannon":
         m = (p + q) / 2
         return ((p * (p / m).log()).sum() + (q * (q / m).log()).sum()) / 2
     return ((p * (p / q).log()).sum() + (q * (q / p).log()).sum()) / 2
+
+
+def probabilities(unit: Tensor) -> Tensor:
+    """Return the distribution over classes, float64, whose logarithm ``unit`` is, both (classes,)."""
+    return unit.double().softmax(0)
 
 
 def auxiliary_term(own: Tensor, average: Tensor, reduction: str) -> Tensor:
@@ -57,7 +66,10 @@ class UAPDFL(FloretClient):
         """
         own, _ = self.representations()
         peers, th = self.peers(), self.parameters.th
-        values = [float(divergence(own, peers[i][UNIT], self.parameters.divergence)) for i in range(len(peers))]
+        values = [
+            float(divergence(probabilities(own), probabilities(peers[i][UNIT]), self.parameters.divergence))
+            for i in range(len(peers))
+        ]
         if self.parameters.client_dropout and all(value <= th for value in values):
             generator = numpy_generator(self.config.seed, "dropout", self.setting.name, self.message["round"])
             return {"replace": int(generator.integers(len(values))), "extractors": [], "heads": []}
@@ -101,11 +113,14 @@ class UAPDFL(FloretClient):
         return super().upload() | {UNIT: unit, AUXILIARY: auxiliary}
 
     def representations(self) -> tuple[Tensor, Tensor]:
-        """Return ``I = softmax(f(ones))``, (classes,), and ``I_aux = g(ones)``, (features,) (equations 5 and 11)."""
+        """Return ``log I``, (classes,), of ``I = softmax(f(ones))``, and ``I_aux = g(ones)``, (features,).
+
+        Equations 5 and 11. As logarithms small probabilities survive a wire of float16.
+        """
         self.model.eval()
         with torch.no_grad():
             output = self.model.extractor(self._unit_tensor())
-            return self.model.head(output).softmax(1)[0], output.flatten(1)[0]
+            return self.model.head(output).log_softmax(1)[0].clamp_min(math.log(LEAST)), output.flatten(1)[0]
 
     def _unit_tensor(self) -> Tensor:
         return torch.ones(1, *self.data.input_shape, device=self.device)
