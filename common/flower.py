@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 import grpc
@@ -52,6 +52,8 @@ _PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 # Simulation
 
+# Set when Flower stops this process.
+_STOPPED = Event()
 # The command with which a SuperLink runs a simulation. Without it: see its uses.
 SIMULATION = "flwr-simulation"
 
@@ -108,6 +110,30 @@ def given_id(message: Message, message_id: str) -> Message:
     # Flower has no other way to set it. Without it: no replies in the local engine.
     message.metadata.__dict__["_message_id"] = message_id
     return message
+
+
+def check_simulation(reply: Message | None) -> None:
+    """Check that Flower's simulation still runs, which has, or has not, answered a message with ``reply``.
+
+    Raises:
+        FloretError: the user stopped the run, or a process of Ray is lost. What is missing then is no client's fault,
+            and a round without it would be another one.
+    """
+    if _STOPPED.is_set():
+        raise FloretError("the run was stopped")
+    # What a ClientApp raises has a code of its own; this one is of whatever Ray raises.
+    if reply is not None and reply.has_error() and reply.error.code == ErrorCode.UNKNOWN:
+        # Flower puts the class before the text, of which the first line says what happened.
+        reason = (reply.error.reason or "").strip().splitlines()[:1]
+        raise FloretError(
+            f"a process of the simulation is lost ({printable(''.join(reason))}); resumed, the run goes on after its "
+            "last checkpoint; clients with more client-resources-num-cpus are fewer at a time and need less memory"
+        )
+
+
+def notice_stop() -> None:
+    """Let ``check_simulation`` know when the user stops the run: Ray ends before the thread of the ServerApp."""
+    at_stop(_STOPPED.set)
 
 
 # The server

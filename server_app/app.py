@@ -21,7 +21,7 @@ from common.config import RunConfig, own_keys
 from common.durable import digest, write_manifest, write_whole
 from common.errors import ConfigError, FloretError
 from common.extras import require
-from common.flower import find_by_node, is_simulated
+from common.flower import find_by_node, is_simulated, notice_stop
 from common.kernels import NATIVE, kernels_in_use
 from common.memory import return_freed_memory
 from common.names import natural_key
@@ -74,6 +74,7 @@ def run(grid: Grid, context: Context) -> None:
     simulated = is_simulated(grid)
     if simulated and not isinstance(grid, LocalGrid):
         find_by_node(grid)
+        notice_stop()
     check_setup(config, kind, parameters, len(list(grid.get_node_ids())) if simulated else None)
     trackers = Trackers(trackers_of(config))
     federation = Federation(grid, config)

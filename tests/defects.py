@@ -5572,6 +5572,26 @@ DEFECTS: list[Defect] = [
             "tests/test_keys.py::test_ua_pdfl_asks_the_same_peers_whatever_the_wire",
         ),
     ),
+    *_of(
+        "rounds",
+        "common/flower.py",
+        (
+            "a round is finished though the run was stopped",
+            "if _STOPPED.is_set():",
+            "if False:",
+            "tests/test_exchange.py::test_a_round_is_not_finished_when_the_run_was_stopped",
+        ),
+    ),
+    *_of(
+        "rounds",
+        "common/flower.py",
+        (
+            "a lost actor is the fault of a client",
+            "reply.error.code == ErrorCode.UNKNOWN:",
+            "reply.error.code == ErrorCode.INVALID_FAB:",
+            "tests/test_exchange.py::test_a_lost_actor_is_no_fault_of_a_client",
+        ),
+    ),
 ]
 
 

@@ -600,8 +600,8 @@ def test_the_training_of_the_generator_by_hand(tmp_path: Path) -> None:
     roster = Roster()
     for name, counts in samples.items():
         roster.add(Client(name, int(name), sum(counts), 0, 10))
-    config, *others = read_config(run_config(tmp_path, method="fedpa", **keys))
-    strategy = build_strategy(config, *others, (1, 8, 8), 10, roster=roster, session=Session("generator"))
+    values = read_config(run_config(tmp_path, method="fedpa", **keys))
+    strategy = build_strategy(*values, (1, 8, 8), 10, roster=roster, session=Session("generator"))
     assert isinstance(strategy, FedPA)
     draws = torch.Generator().manual_seed(1)
 
@@ -624,7 +624,7 @@ def test_the_training_of_the_generator_by_hand(tmp_path: Path) -> None:
     began = {n.removeprefix("generator."): a for n, a in strategy.arrays.items() if n.startswith("generator.")}
     network.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in began.items()})
     optimizer = torch.optim.Adam(network.parameters(), lr=0.02 * 0.25, weight_decay=0.3)
-    random = torch_generator(config.seed, "generator", 3)
+    random = torch_generator(values[0].seed, "generator", 3)
     shares = {"0": {0: 1.0, 1: 0.25, 2: 0.0}, "1": {0: 0.0, 1: 0.75, 2: 1.0}}
     for _ in range(3):
         noise, labels = network.draw(7, [0, 1, 2], random)

@@ -4,12 +4,13 @@ import itertools
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.common.typing import Run
 from flwr.proto.task_pb2 import Task
 from flwr.server.superlink.fleet.vce.vce_api import _register_nodes
@@ -20,7 +21,8 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 
-from common.flower import find_by_node
+from common.errors import FloretError
+from common.flower import find_by_node, notice_stop
 from strategies.core import in_flight, send_and_receive
 
 CLIENTS = 150
@@ -32,6 +34,7 @@ class Engine:
     Attributes:
         most: the largest number of messages that were on their way.
         deaf: nodes that do not answer.
+        broken: nodes for which Ray raises instead.
         looked: how often the state went through its messages.
     """
 
@@ -47,6 +50,7 @@ class Engine:
         self.nodes = list(_register_nodes(CLIENTS, factory))
         self.most, self.looked = 0, 0
         self.deaf: set[int] = set()
+        self.broken: set[int] = set()
         take = self.state.get_message_ins
 
         def counted(*args: Any, **kwargs: Any) -> list[Message]:
@@ -72,8 +76,10 @@ class Engine:
         def loop() -> None:
             while not over.wait(0.01):
                 for message in self.hand_out():
-                    if message.metadata.dst_node_id not in self.deaf:
-                        reply = Message(RecordDict(), reply_to=message)
+                    node = message.metadata.dst_node_id
+                    if node not in self.deaf:
+                        error = Error(ErrorCode.UNKNOWN, f"<class 'ray.E'>:<'The actor died.\n\tclass_name: {node}'>")
+                        reply = Message(error if node in self.broken else RecordDict(), reply_to=message)
                         reply.metadata.__dict__["_message_id"] = str(uuid.uuid4())
                         assert self.state.store_message_res(reply)
 
@@ -103,6 +109,34 @@ def test_all_are_answered_in_order_and_few_are_on_their_way(engine: Engine) -> N
     # A node is looked for when it has a message, not in each turn.
     assert engine.looked == CLIENTS
     assert not engine.state.num_message_ins()
+
+
+def test_a_lost_actor_is_no_fault_of_a_client(engine: Engine) -> None:
+    engine.broken = {engine.nodes[3]}
+    with engine.running():
+        replies = send_and_receive(engine.grid, engine.messages(), 30)
+        assert [next(replies).metadata.src_node_id for _ in range(3)] == engine.nodes[:3]
+        with pytest.raises(
+            FloretError, match=r"^a process of the simulation is lost \(<class 'ray.E'>:<'The actor died"
+        ) as e:
+            next(replies)
+    assert "class_name" not in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+def test_a_round_is_not_finished_when_the_run_was_stopped(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers: list[Callable[[], None]] = []
+    monkeypatch.setattr("flwr.common.exit.add_exit_handler", handlers.append)
+    monkeypatch.setattr("common.flower._STOPPED", threading.Event())
+    notice_stop()
+    engine.deaf = {engine.nodes[3]}
+    with engine.running():
+        replies = send_and_receive(engine.grid, engine.messages(), 30)
+        assert len(list(itertools.islice(replies, 3))) == 3
+        for handler in handlers:
+            handler()
+        with pytest.raises(FloretError, match=r"^the run was stopped$"):
+            next(replies)
 
 
 def test_one_node_gets_as_many_messages_as_were_sent(engine: Engine) -> None:

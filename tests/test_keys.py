@@ -635,7 +635,8 @@ def test_ua_pdfl_asks_the_same_peers_whatever_the_wire(tmp_path: Path) -> None:
         with torch.no_grad():
             client.model.head[-1].weight.zero_()
             client.model.head[-1].bias.copy_(torch.tensor([1 - second, second] + [1e-4] * 8).log())
-        return client.upload()["unit"]
+        unit: Tensor = client.upload()["unit"]
+        return unit
 
     rare, own = answers(1e-8), answers(3e-3)
     for wire in ("float32", "float16"):

@@ -176,13 +176,19 @@ def test_floret_run_with_its_log_tells_whether_the_run_finished_goes_on_or_was_s
     until(lambda: len(history.read_text().splitlines()) > rounds, "the run did not go on")
     subprocess.run(found[2].split(), env=simulator.env, check=True, capture_output=True, timeout=PATIENCE)
     # One that somebody else stops.
-    process = streamed(simulator, f'rounds=300 local-epochs=2 output-dir="{tmp_path / "others"}"')
+    process = streamed(simulator, f'rounds=300 local-epochs=20 model="mlp" output-dir="{tmp_path / "others"}"')
     assert process.stdout is not None
     run = reached(process.stdout, r"Successfully started run (\d+)")[1]
     reached(process.stdout, r"round 1/300 \| ")
     subprocess.run(["flwr", "stop", run, "test"], env=simulator.env, check=True, capture_output=True, timeout=PATIENCE)
     _, error = process.communicate(timeout=PATIENCE)
     assert (process.returncode, error.splitlines()[-1]) == (130, f"floret: run {run} was stopped")
+    # The round that was being made is not finished without the clients whose actors ended before they had answered.
+    (stopped,) = (tmp_path / "others").iterdir()
+    lines = [json.loads(line) for line in (stopped / "history.jsonl").read_text().splitlines()]
+    assert [(len(line["clients"]), line["refused"]) for line in lines] == [(3, [])] * len(lines)
+    last = max(int(re.sub(r"\D", "", path.name)) for path in (stopped / "checkpoints").glob("round-*.json"))
+    assert last == len(lines)
 
 
 @pytest.mark.slow

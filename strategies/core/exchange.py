@@ -8,7 +8,7 @@ from itertools import islice
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from common.flower import answer_to, is_simulated, push, unreadable
+from common.flower import answer_to, check_simulation, is_simulated, push, unreadable
 from common.simulation import LocalGrid, all_cpus
 
 # Messages in flight at a time in simulation: at least, and for each CPU. Flower's engine scans all of them for each one
@@ -33,6 +33,9 @@ def send_and_receive(grid: Grid, messages: Iterable[Message], timeout: float) ->
         grid: Flower's grid.
         messages: sent as earlier ones are answered, to real nodes all at once.
         timeout: seconds to wait for replies; those that have arrived by then are still yielded.
+
+    Raises:
+        FloretError: Flower's simulation has ended, or a part of it.
     """
     simulated = is_simulated(grid)
     pause, ahead = (0.01, in_flight()) if simulated else (0.1, None)
@@ -49,6 +52,8 @@ def send_and_receive(grid: Grid, messages: Iterable[Message], timeout: float) ->
             while message_id:
                 late = time.monotonic() >= deadline
                 reply = next(iter(grid.pull_messages([message_id])), None)
+                if simulated and not isinstance(grid, LocalGrid):
+                    check_simulation(reply)
                 arrived = reply is not None
                 if reply is not None:
                     yield answer_to(message, reply)
