@@ -50,6 +50,7 @@ def run(engine: str, kernels: str, arguments: tuple[str, ...]) -> None:
     from engine.checks import check_both_halves
     from results.trackers import trackers_of
     from server_app.settings import read_config
+    from server_app.setup import check_directory
 
     places, texts, rest = split_arguments(arguments)
     app = Path(places[0] if places else ".")
@@ -65,6 +66,7 @@ def run(engine: str, kernels: str, arguments: tuple[str, ...]) -> None:
     if clients is not None:
         require("ray", "simulation", "a simulation on this machine")
         trackers_of(config)  # refuses one whose package is not installed
+        check_directory(config, values)
     use_own_commands()
     # In one option: of several, Flower keeps only the last table of a method. Each key once, or Flower refuses it.
     command = ["flwr", "run", *rest, *(("--run-config", run_config_text(texts)) if texts else ())]

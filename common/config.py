@@ -61,9 +61,10 @@ def device_name(value: str) -> str | None:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return ``" (did you mean 'x'?)"`` for the name most like ``name``, or an empty text."""
-    matches = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
-    return f" (did you mean {matches[0]!r}?)" if matches else ""
+    """Return ``" (did you mean 'x'?)"`` for the name most like ``name`` but for case, or an empty text."""
+    known = {each.casefold(): each for each in names}
+    matches = difflib.get_close_matches(name.casefold(), known, n=1, cutoff=0.6)
+    return f" (did you mean {known[matches[0]]!r}?)" if matches else ""
 
 
 def absolute_path(value: str) -> str | None:

@@ -34,7 +34,10 @@ def read_inputs(
         if not files:
             raise DataError(f"{source} has no images; their names end in {', '.join(EXTENSIONS)}")
     elif not is_file(source):
-        raise DataError(f"{source} is not there; it must be an npz with the array x, an image, or a folder of images")
+        others = (
+            "a .txt with a text on each line" if words and shape == (LENGTH,) else "an image, or a folder of images"
+        )
+        raise DataError(f"{source} is not there; it must be an npz with the array x, or {others}")
     elif source.suffix.lower() in EXTENSIONS:
         files = [str(source)]
     elif words and shape == (LENGTH,) and source.suffix.lower() == ".txt":

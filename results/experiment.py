@@ -481,9 +481,10 @@ def selected(tables: Sequence[Sequence[PlannedRun]], patterns: Sequence[str]) ->
     for pattern in patterns:
         in_rows, in_columns = _matching(pattern, rows), _matching(pattern, columns)
         if not in_rows and not in_columns:
-            raise ConfigError(
-                f"--only {pattern!r}: no row or column with runs has this name{nearest(pattern, rows | columns)}"
-            )
+            longer = _matching(f"{pattern}*", rows | columns)
+            hint = f" (did you mean '{pattern}*'?)" if longer else nearest(pattern, rows | columns)
+            rest = hint or f"; rows: {'; '.join(sorted(rows))}; columns: {'; '.join(sorted(columns))}"
+            raise ConfigError(f"--only {pattern!r}: no row or column with runs has this name{rest}")
         wanted_rows |= in_rows
         wanted_columns |= in_columns
     return [

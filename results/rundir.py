@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 from common.config import RunConfig, own_keys
@@ -44,7 +45,7 @@ class RunDirectory:
             self.personal.mkdir(parents=True, exist_ok=True)
             self._lock = open_file(path / ".lock", "ab", private=False)
         except OSError as error:
-            raise FloretError(f"output-dir: {path} cannot be written ({error.strerror})") from error
+            raise _unwritable(path, error) from error
         try:
             self._claim()
         except OSError as error:
@@ -94,18 +95,6 @@ class RunDirectory:
     def find(cls, config: RunConfig) -> Self:
         """Return the directory that ``resume`` names; errors as of ``place_to_resume``."""
         return cls(place_to_resume(config))
-
-    def read_config(self) -> dict[str, Any]:
-        """Return ``config.json``.
-
-        Raises:
-            FloretError: it cannot be read.
-        """
-        try:
-            content = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
-            return {**content, "config": dict(content["config"]), "parameters": dict(content["parameters"])}
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise FloretError(f"{self.path / 'config.json'}: cannot be read as a run's config") from error
 
     def write_config(self, values: Mapping[str, Any], about: Mapping[str, Any]) -> None:
         """Write ``config.json``: every key of the run, the method's parameters apart, and ``about`` the run."""
@@ -168,6 +157,38 @@ class RunDirectory:
             write_whole(self.path / name, text.encode())
         except OSError as error:
             raise FloretError(f"{self.path / name}: cannot be written ({error.strerror})") from error
+
+
+def read_about(run: Path) -> dict[str, Any]:
+    """Return ``config.json`` of a run directory.
+
+    Raises:
+        FloretError: it cannot be read.
+    """
+    try:
+        content = json.loads((run / "config.json").read_text(encoding="utf-8"))
+        return {**content, "config": dict(content["config"]), "parameters": dict(content["parameters"])}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FloretError(f"{run / 'config.json'}: cannot be read as a run's config") from error
+
+
+def check_writable(config: RunConfig) -> None:
+    """Check that a run directory can be made, which the run itself makes.
+
+    Raises:
+        FloretError: it cannot.
+    """
+    folder = runs_folder(config)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".", dir=folder):
+            pass
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> FloretError:
+    return FloretError(f"output-dir: {path} cannot be written ({error.strerror})")
 
 
 def place_to_resume(config: RunConfig) -> Path:

@@ -33,14 +33,14 @@ from common.versions import versions
 from results.history import History, Round
 from results.report import client_table, write_report
 from results.run import Run, Summary
-from results.rundir import RunDirectory
+from results.rundir import RunDirectory, read_about
 from results.status import StatusWriter
 from results.trackers import Trackers, trackers_of
 from server_app.checkpoint import Checkpoint, Checkpoints
 from server_app.delivery import Delivery, bound_of
 from server_app.federation import Federation, question
 from server_app.rounds import checkpoint_of, restore, run_rounds
-from server_app.settings import check_resumable, read_config
+from server_app.settings import check_resumable, check_rounds_left, read_config
 from server_app.setup import build_strategy, check_setup
 from strategies.core import Client, ExportReply, RefusedError, Session, send_and_receive
 
@@ -61,7 +61,7 @@ def main(grid: Grid, context: Context) -> None:
         log.error("%s", error)
         # The line says it all; Flower would log the stack of this process three times over.
         sys.tracebacklimit = 0
-        raise
+        raise error from None
 
 
 def run(grid: Grid, context: Context) -> None:
@@ -172,8 +172,8 @@ def _start(config: RunConfig, context: Context, simulated: bool) -> tuple[RunDir
     if not config.resume:
         return RunDirectory.new(config, context.run_id, simulated), now
     directory = RunDirectory.find(config)
-    before = directory.read_config()
-    check_resumable(before, context.run_config)
+    check_resumable(directory.path, context.run_config)
+    before = read_about(directory.path)
     had = before.get("digest", digest)
     if had != digest:
         raise ConfigError(
@@ -203,9 +203,7 @@ def _resume(directory: RunDirectory, checkpoints: Checkpoints, federation: Feder
     checkpoint, damaged = checkpoints.read()
     for reason in damaged:
         log.warning("%s; going back to round %d", reason, checkpoint.round)
-    over = checkpoint.round == config.rounds and (directory.path / "summary.json").is_file()
-    if over or checkpoint.round > config.rounds:
-        raise ConfigError(f"rounds = {config.rounds}: the run to resume has finished round {checkpoint.round}")
+    check_rounds_left(directory.path, config.rounds, checkpoint.round)
     federation.restore(checkpoint.about, checkpoint.clients)
     log.info("Resuming %s after round %d", directory.path, checkpoint.round)
     return checkpoint

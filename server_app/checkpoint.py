@@ -234,6 +234,11 @@ class Checkpoints:
         boxes = {name: _mail_of(self._read_tensors(file), 0) for name, file in needed.items()}
         return {c: Mail(place.round, boxes[place.file.name][c].tensors) for c, place in places.items()}, places
 
+    def newest(self) -> int:
+        """Return the round of the last checkpoint, which may be damaged; 0 if there is none."""
+        rounds = (path.stem.removeprefix("round-") for path in self._manifests())
+        return next((int(number) for number in rounds if number.isdecimal()), 0)
+
     def _manifests(self) -> Iterator[Path]:
         yield from sorted(self._folder.glob("round-*.json"), reverse=True)
 

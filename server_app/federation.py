@@ -98,19 +98,24 @@ class Federation:
             wanted = max(self.config.min_clients, self._partitions if self._simulated else 1)
             here = len(self.roster.present())
             joined(here, wanted)
+            # How many a simulation has, the first that answers says.
+            hint = "" if self._simulated else "; see min-clients"
             if here >= wanted:
                 enough = enough or time.monotonic()
                 if not self._pending or time.monotonic() - enough > _GRACE:
                     self._gathered = True
                     return
             if here < wanted and time.monotonic() > tell:
-                log.info("Waiting for clients: %d of %d are there; see min-clients", here, wanted)
+                if self._simulated and not self._partitions:
+                    log.info("Waiting for the first client of the simulation")
+                else:
+                    log.info("Waiting for clients: %d of %d are there%s", here, wanted, hint)
                 tell = time.monotonic() + 6 * _SILENCE
             if time.monotonic() > deadline:
                 why = printable("; ".join(sorted({reason for _, reason in self._refused.values()})))
                 raise FloretError(
-                    f"{here} of {wanted} clients joined within round-timeout = {self.config.round_timeout:g} s; "
-                    f"see min-clients{f' ({why})' if why else ''}"
+                    f"{here} of {wanted} clients joined within round-timeout = {self.config.round_timeout:g} s{hint}"
+                    f"{f' ({why})' if why else ''}"
                 )
             if isinstance(self.grid, LocalGrid):
                 self.grid.wait(0.1)

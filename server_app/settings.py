@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from common.config import RunConfig, check_known, key_of, one_of, own_keys, read_keys
 from common.errors import ConfigError
 from common.registry import load_class
 from models import MODELS
+from results.rundir import read_about
 from results.trackers import TRACKERS
 from strategies import METHODS
 from strategies.core import FloretStrategy
@@ -46,21 +48,41 @@ _FREE = (
 )
 
 
-def check_resumable(before: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+def check_resumable(run: Path, values: Mapping[str, Any]) -> None:
     """Refuse to resume a run under a config that computes something else.
 
     Args:
-        before: ``config.json`` of the run to resume.
+        run: the directory of the run to resume.
         values: the run config now.
 
     Raises:
         ConfigError: names the first key that differs.
+        FloretError: the directory has no ``config.json`` that can be read.
     """
+    before, hint = read_about(run), f"give the same config again, or name another run than {run} with resume"
     method = str(values["method"])
     was = before["config"] | {f"{method}.{key}": value for key, value in before["parameters"].items()}
     unit, before_unit = values.get("privacy.unit", "none"), was.get("privacy.unit", "none")
     if unit != before_unit:
-        raise ConfigError(f"privacy.unit = {unit!r}: the run to resume has {before_unit!r}; give the same config again")
+        raise ConfigError(f"privacy.unit = {unit!r}: the run to resume has {before_unit!r}; {hint}")
     for key, value in own_keys(values).items():
         if key not in _FREE and key in was and was[key] != value:
-            raise ConfigError(f"{key} = {value!r}: the run to resume has {was[key]!r}; give the same config again")
+            raise ConfigError(f"{key} = {value!r}: the run to resume has {was[key]!r}; {hint}")
+
+
+def check_rounds_left(run: Path, rounds: int, done: int) -> None:
+    """Refuse to resume a run that has made the rounds that are wanted.
+
+    Args:
+        run: its directory.
+        rounds: that are wanted in all.
+        done: that its last checkpoint is after.
+
+    Raises:
+        ConfigError: nothing is left to run.
+    """
+    if done > rounds or (done == rounds and (run / "summary.json").is_file()):
+        raise ConfigError(
+            f"rounds = {rounds}: the run to resume has finished round {done}; give more rounds, or name another run "
+            f"than {run} with resume"
+        )

@@ -1,5 +1,6 @@
 """Build a run's strategy and model from its config, and check them: on the server, and by ``floret`` before a run."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,8 +10,10 @@ from common.config import RunConfig
 from common.errors import ConfigError
 from common.seeds import torch_generator
 from models import build_model, count_values, head_layers
-from results.rundir import place_to_resume
+from results.rundir import check_writable, place_to_resume
+from server_app.checkpoint import Checkpoints
 from server_app.federation import LARGEST_MODEL
+from server_app.settings import check_resumable, check_rounds_left
 from strategies.core import FloretStrategy, Roster, Session, Setup, StrategySetting, aggregate_of
 
 
@@ -72,6 +75,20 @@ def check_setup(config: RunConfig, kind: type[FloretStrategy], parameters: Any, 
     _check_size(config, kind, parameters, shape, classes)
     roster, session = Roster(), Session("")
     build_strategy(config, kind, parameters, shape, classes, roster=roster, session=session, initialised=False)
+
+
+def check_directory(config: RunConfig, values: Mapping[str, Any]) -> None:
+    """Check that a simulation on this machine can write its directory, or go on from the one that it resumes.
+
+    Raises:
+        FloretError: it cannot.
+    """
+    if not config.resume:
+        check_writable(config)
+        return
+    run = place_to_resume(config)
+    check_resumable(run, values)
+    check_rounds_left(run, config.rounds, Checkpoints(run / "checkpoints").newest())
 
 
 def _check_size(

@@ -400,11 +400,11 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "checkpoint",
-        "server_app/app.py",
+        "server_app/settings.py",
         (
             "a run goes on with fewer rounds than it has",
-            "if over or checkpoint.round > config.rounds:",
-            "if over:",
+            "if done > rounds or (done == rounds and",
+            "if (done == rounds and",
             "tests/test_resume.py::test_no_run_goes_on_with_fewer_rounds_than_it_has",
         ),
     ),
@@ -5590,6 +5590,36 @@ DEFECTS: list[Defect] = [
             "reply.error.code == ErrorCode.UNKNOWN:",
             "reply.error.code == ErrorCode.INVALID_FAB:",
             "tests/test_exchange.py::test_a_lost_actor_is_no_fault_of_a_client",
+        ),
+    ),
+    *_of(
+        "command line",
+        "server_app/setup.py",
+        (
+            "floret run does not look at what it resumes",
+            "    check_resumable(run, values)\n    check_rounds_left(run, config.rounds, Checkpoints(",
+            "    check_rounds_left(run, config.rounds, Checkpoints(",
+            "tests/test_setup.py::test_where_a_simulation_writes_and_what_it_resumes_are_looked_at_before_it_starts",
+        ),
+    ),
+    *_of(
+        "command line",
+        "common/config.py",
+        (
+            "a name in other letters is not found",
+            "difflib.get_close_matches(name.casefold(), known, n=1",
+            "difflib.get_close_matches(name, known, n=1",
+            "tests/test_experiments.py::test_only_some_runs",
+        ),
+    ),
+    *_of(
+        "nodes",
+        "client_app/node/transport.py",
+        (
+            "a key that is not registered is told in five lines",
+            'in (error.details() or "") else TURNED_AWAY\n                return False',
+            'in (error.details() or "") else TURNED_AWAY\n                return True',
+            "tests/test_nodes.py::test_keys_that_the_superlink_does_not_know",
         ),
     ),
 ]

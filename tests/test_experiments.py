@@ -360,6 +360,13 @@ def test_only_some_runs(tmp_path: Path) -> None:
         ConfigError, match=r"--only 'Tow': no row or column with runs has this name \(did you mean 'Two'\?\)"
     ):
         selected([placed], ["Tow"])
+    for pattern, hint in (
+        ("TWp", r" \(did you mean 'Two'\?\)"),
+        ("tw", r" \(did you mean 'tw\*'\?\)"),
+        ("7", "; rows: .*; columns: "),
+    ):
+        with pytest.raises(ConfigError, match=rf"--only '{pattern}': no row or column with runs has this name{hint}"):
+            selected([placed], [pattern])
     with pytest.raises(ConfigError, match=r"'cifar' must be one of .*cifar10, .* \(did you mean 'cifar10'\?\)"):
         Data.of(["cifar=/x"], download=False)
 

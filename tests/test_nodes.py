@@ -228,6 +228,7 @@ class Floret:
                 _, err = process.communicate(timeout=PATIENCE)
                 assert process.returncode == 2, err
                 assert "Traceback" not in err
+                assert "StatusCode" not in err
                 *log, last = err.splitlines()
                 assert all("floret: " not in line for line in log)
                 assert last.startswith("floret: ")
@@ -1071,7 +1072,7 @@ def test_a_superlink_of_another_version() -> None:
     """Told by what Flower logs before it ends with code 1; an error of a run is none of these."""
     reason = Reason()
     for text, code in (("Exit Code: 600\nno", None), ("an error", None), ("Exit Code: 606\nversions", WRONG_VERSION)):
-        reason.handle(logging.LogRecord("flwr", logging.ERROR, "", 0, text, None, None))
+        assert reason.filter(logging.LogRecord("flwr", logging.ERROR, "", 0, text, None, None))
         assert reason.code == code
 
 
@@ -1081,7 +1082,10 @@ def test_keys_that_the_superlink_does_not_know(secure: Secure) -> None:
     stranger, without = secure.floret.fail(
         secure.node("--client-name", "stranger", "--key", key), secure.node("--client-name", "nokey")
     )
-    assert stranger == f"{where}: does not know --key {key}; register its public key: flwr supernode register"
+    assert (
+        stranger
+        == f"{where}: does not know --key {key}; register its public key there: flwr supernode register {key}.pub"
+    )
     assert without == f"{where}: accepts only nodes with a registered key; see --key"
 
 

@@ -19,7 +19,7 @@ from results.engines import LocalEngine
 from results.jobs import Job, run_missing
 from results.runs import Runs, RunSpec
 from server_app.settings import read_config
-from server_app.setup import check_setup
+from server_app.setup import check_directory, check_setup
 from tests.harness import ROOT, federate, run_config
 
 
@@ -153,6 +153,30 @@ def test_a_run_to_resume_must_be_there_where_the_run_would_be(tmp_path: Path) ->
     check(runs, resume="latest")
     # Whoever has the directory is not in the way, nor is anything made in it.
     assert [path.name for path in directory.iterdir()] == ["config.json"]
+
+
+def test_where_a_simulation_writes_and_what_it_resumes_are_looked_at_before_it_starts(tmp_path: Path) -> None:
+    def looked_at(output: Path, **keys: Any) -> str:
+        values = run_config(output, **keys)
+        try:
+            check_directory(read_config(values)[0], values)
+        except FloretError as error:
+            return str(error)
+        return ""
+
+    runs, file = tmp_path / "runs", tmp_path / "file"
+    file.touch()
+    assert looked_at(file / "runs").startswith(f"output-dir: {file / 'runs'} cannot be written (")
+    assert looked_at(runs) == ""
+    assert list(runs.iterdir()) == []  # nothing is left there
+    run = federate(runs, 2, method="fedprox", rounds=2).directory
+    hint = f"name another run than {run} with resume"
+    keys: dict[str, Any] = {"method": "fedprox", "local_epochs": 2, "resume": "latest"}
+    wrong = f"lr = 0.5: the run to resume has 0.01; give the same config again, or {hint}"
+    assert looked_at(runs, **keys, rounds=3, lr=0.5) == wrong
+    wrong = f"rounds = 2: the run to resume has finished round 2; give more rounds, or {hint}"
+    assert looked_at(runs, **keys, rounds=2) == wrong
+    assert looked_at(runs, **keys, rounds=3) == ""
 
 
 def test_what_works_passes(tmp_path: Path) -> None:

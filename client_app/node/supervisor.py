@@ -147,7 +147,9 @@ class Node:
             raise FloretError(f"{where}: the SuperLink runs a version of Flower that does not go with this node's")
         if code == TURNED_AWAY and self.options.key:
             key = self.options.key
-            raise FloretError(f"{where}: does not know --key {key}; register its public key: flwr supernode register")
+            raise FloretError(
+                f"{where}: does not know --key {key}; register its public key there: flwr supernode register {key}.pub"
+            )
         if code == TURNED_AWAY:
             raise FloretError(f"{where}: accepts only nodes with a registered key; see --key")
         log.warning("The SuperNode ended with code %s; starting it again", code)

@@ -65,7 +65,7 @@ from flwr.supercore.interceptors import AppIoTokenClientInterceptor, RuntimeVers
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from client_app.node.options import NodeOptions
-from common.errors import FloretError
+from common.errors import FloretError, printable
 from common.flower import Unpacked, colour_log
 from common.run_config import as_pairs
 
@@ -392,7 +392,7 @@ def dropping(pull: Callable[..., int | None]) -> Callable[..., int | None]:
     return pull_or_drop
 
 
-class Reason(logging.Handler):
+class Reason(logging.Filter):
     """Finds out why the SuperNode ends: from Flower's log, the errors of its calls and those of its threads.
 
     Attributes:
@@ -400,20 +400,25 @@ class Reason(logging.Handler):
     """
 
     def __init__(self) -> None:
-        super().__init__(logging.ERROR)
+        super().__init__()
         self.code: int | None = None
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Set ``code`` if the record gives a reason."""
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Set ``code`` if the record gives a reason; return False if the node's own line will say it."""
         # The number of the one error that Flower logs as text alone.
         from flwr.common.exit import ExitCode
 
         error = record.msg
-        if isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.FAILED_PRECONDITION:
-            # A node that was killed counts as connected until its heartbeat is missed.
-            self.code = STILL_THERE if "could not be activated" in (error.details() or "") else TURNED_AWAY
+        if isinstance(error, grpc.Call):
+            if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                # A node that was killed counts as connected until its heartbeat is missed.
+                self.code = STILL_THERE if "could not be activated" in (error.details() or "") else TURNED_AWAY
+                return False
+            # As text it is several lines, of which only these say something.
+            record.msg = f"{error.code().name}: {printable(error.details() or '')}"
         elif str(error).startswith(f"Exit Code: {ExitCode.RUNTIME_VERSION_INCOMPATIBLE}"):
             self.code = WRONG_VERSION
+        return True
 
     def thread_ended(self, said: threading.ExceptHookArgs) -> None:
         """Log a thread's error and send this process SIGTERM: without its heartbeats a node counts as gone for good."""
@@ -502,7 +507,7 @@ def run_supernode() -> None:
     watched = reason.giving_up(start_client_internal.make_simple_grpc_retry_invoker)  # type: ignore[attr-defined]
     start_client_internal.make_simple_grpc_retry_invoker = watched  # type: ignore[attr-defined]
     threading.excepthook = reason.thread_ended
-    logging.getLogger("flwr").addHandler(reason)
+    logging.getLogger("flwr").addFilter(reason)
     code = 0
     try:
         flower_supernode()
