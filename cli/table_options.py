@@ -119,11 +119,13 @@ class TableOptions:
         """Return where the datasets are.
 
         Raises:
-            ConfigError: a name is not that of a dataset.
+            ConfigError: a name is not that of a dataset, or a place is not there.
         """
         from results.experiment import Data
 
-        return Data.of(self.places, self.download)
+        data = Data.of(self.places, self.download)
+        data.check_there()
+        return data
 
     def runs(self) -> "Runs":
         """Return where runs are made.

@@ -456,6 +456,16 @@ class Data:
                 folder = place
         return cls(folder, single, download)
 
+    def check_there(self) -> None:
+        """Check that the places exist; into a folder that does not, datasets may still be downloaded.
+
+        Raises:
+            ConfigError: names the first that does not.
+        """
+        for place in filter(None, (self.folder, *self.single.values())):
+            if not self.download and not Path(place).exists():
+                raise ConfigError(f"--data {place}: is not there; name where the datasets are, or add --download")
+
     def added_to(self, keys: Mapping[str, Any]) -> dict[str, Any]:
         """Return ``keys`` with those that say where the data are; an npz file takes the place of its dataset."""
         place = self.single.get(keys["dataset"], self.folder)

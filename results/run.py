@@ -329,6 +329,8 @@ def read_run(directory: Path) -> Run:
         FloretError: it is not a run directory, or one of its files cannot be read; one line that names the file.
     """
     config, summary = directory / "config.json", directory / "summary.json"
+    if not directory.exists():
+        raise FloretError(f"{directory} is not there; it must be a run directory")
     if not config.is_file():
         raise FloretError(f"{directory} is not a run directory: it has no config.json")
     rounds = _read_rounds(directory / "history.jsonl")

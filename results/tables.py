@@ -201,7 +201,8 @@ class ExperimentResults:
                 "so these numbers are not the paper's experiment."
             )
             if self.experiment.measure.last_rounds > 1:
-                notes[-1] += f" Averaged over the last {self.experiment.window(self.scale)} rounds."
+                window = self.experiment.window(self.scale)
+                notes[-1] += f" Averaged over the last {window} rounds." if window > 1 else " Of the last round alone."
         window = self.experiment.window(self.scale)
         fewest = min((run.about["config"]["rounds"] for run in self.runs.values()), default=window)
         if fewest < window:

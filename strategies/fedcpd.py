@@ -78,7 +78,7 @@ class FedCPD(FloretStrategy):
     def check(self) -> None:
         """Refuse distillation for an extractor that has no convolutional stage."""
         if self.parameters.distill:
-            self.need_stages("fedcpd.distill = True")
+            self.need_stages("fedcpd.distill")
 
     @classmethod
     def networks(cls, setup: Setup) -> dict[str, Network]:

@@ -30,4 +30,4 @@ class PFAKD(FloretStrategy):
     def check(self) -> None:
         """Refuse attention transfer for an extractor that has no convolutional stage."""
         if self.parameters.attention_transfer:
-            self.need_stages("pfakd.attention-transfer = True")
+            self.need_stages("pfakd.attention-transfer")

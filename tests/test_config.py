@@ -182,7 +182,7 @@ def test_run_config_is_read_as_flower_reads_it(tmp_path: Path) -> None:
         ("method=fedper", "floret: run config 'method=fedper' cannot be read"),
         ("alpha = 0.5", "floret: run config 'alpha = 0.5': 'alpha' is not key=value, without blanks around the '='"),
         ('dataset="mnist" data-dir="/nowhere"', "floret: dataset mnist is not in data-dir = /nowhere: /nowhere/MNIST"),
-        ('method="fedcpd"', "floret: fedcpd.distill = True: the extractor of model 'mlp' has no convolutional stage"),
+        ('method="fedcpd"', "floret: fedcpd.distill = true: the extractor of model 'mlp' has no convolutional stage"),
         ("classes-per-client=11", "floret: classes-per-client = 11: must be at most 10, the number of classes of dig"),
         ("seed=1 rounds=2 seed=1", "floret: run config 'seed=1 rounds=2 seed=1': seed is there twice; give it once"),
         ("min-clients=6", "floret: min-clients = 6: must be at most 5, the number of clients"),

@@ -334,6 +334,14 @@ def test_a_path_of_data_may_have_the_sign_that_follows_a_name(tmp_path: Path) ->
     assert (data.folder, data.single) == (str(tmp_path / "run=1"), {"cifar10": f"{tmp_path}/a=b/mine.npz"})
 
 
+def test_a_place_of_data_must_be_there_unless_they_are_downloaded(tmp_path: Path) -> None:
+    Data.of([str(tmp_path)], download=False).check_there()
+    Data.of([f"cifar10={tmp_path}/a.npz"], download=True).check_there()
+    line = f"^--data {tmp_path}/a.npz: is not there; name where the datasets are, or add --download$"
+    with pytest.raises(ConfigError, match=line):
+        Data.of([str(tmp_path), f"cifar10={tmp_path}/a.npz"], download=False).check_there()
+
+
 def test_a_run_is_the_same_wherever_its_data_are(tmp_path: Path) -> None:
     runs = Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
     here = RunSpec({"method": "fedper", "data-dir": "/a"}, "num-supernodes=2")

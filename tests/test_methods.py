@@ -181,7 +181,7 @@ def test_pfakd_switches_change_what_is_learned(tmp_path: Path) -> None:
 
 def test_attention_transfer_needs_a_convolution(tmp_path: Path) -> None:
     with pytest.raises(
-        FloretError, match=r"pfakd\.attention-transfer = True: the extractor of model 'mlp' has no conv"
+        FloretError, match=r"pfakd\.attention-transfer = true: the extractor of model 'mlp' has no conv"
     ):
         federate(tmp_path, method="pfakd", pfakd__attention_transfer=True)
 

@@ -711,7 +711,7 @@ def test_the_folder_of_a_sweep_stands_for_its_runs(tmp_path: Path, monkeypatch: 
             "cells/*/2*/",
         ),
         ("empty", "empty has no run yet; the runs of a sweep are in empty/cells/*/2*/"),
-        ("nowhere", "nowhere is not a run directory: it has no config.json"),
+        ("nowhere", "nowhere is not there; it must be a run directory"),
     ):
         wrong = CliRunner().invoke(command, ["report", folder]).exception
         assert isinstance(wrong, FloretError)
@@ -734,7 +734,7 @@ def test_the_folder_of_a_sweep_stands_for_its_runs(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("report", "nowhere"), "floret: nowhere is not a run directory: it has no config.json\n"),
+        (("report", "nowhere"), "floret: nowhere is not there; it must be a run directory\n"),
         (("report", "run", "-o", "no/such/place.html"), "floret: cannot write no/such/place.html: "),
         (("report",), "floret: Missing argument 'RUN...'"),
         (("bloom",), "floret: No such command 'bloom'"),

@@ -38,7 +38,7 @@ def wrong(tmp_path: Path, clients: int | None = 10, **keys: Any) -> str:
 @pytest.mark.parametrize(
     ("keys", "line"),
     [
-        ({"method": "fedcpd"}, "fedcpd.distill = True: the extractor of model 'mlp' has no convolutional stage"),
+        ({"method": "fedcpd"}, "fedcpd.distill = true: the extractor of model 'mlp' has no convolutional stage"),
         ({"method": "feddfpa", "head_layers": 2}, "head-layers = 2: feddfpa fuses the rows of one layer"),
         ({"head_layers": 3}, "head-layers = 3: must be from 1 to 2, model 'mlp' has 3 layers"),
         ({"model": "vgg11"}, "model = 'vgg11': needs images of at least 17 x 17, the data have 8 x 8 images"),
@@ -272,5 +272,5 @@ def test_runs_that_cannot_start_say_so_first(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("signal.signal", lambda *_: None)
     failed = run_missing(runs, jobs, keep_models=False)
     assert list(failed) == [runs.folder(job.spec).name for job in reversed(jobs)]
-    assert failed[runs.folder(jobs[1].spec).name].startswith("fedcpd.distill = True: ")
+    assert failed[runs.folder(jobs[1].spec).name].startswith("fedcpd.distill = true: ")
     assert begun == ["fedper"]

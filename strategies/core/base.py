@@ -408,16 +408,16 @@ class FloretStrategy(Method, Strategy):
         self.peers, self.sent, self.received = {}, Counter(), Counter()
         self._set_arrays(arrays)
 
-    def need_stages(self, setting: str) -> None:
-        """Refuse ``setting`` for an extractor without convolutional stages.
+    def need_stages(self, switch: str) -> None:
+        """Refuse that the key ``switch`` is on for an extractor without convolutional stages.
 
         Raises:
             ConfigError: it has none.
         """
         if not self.model.extractor.stage_ends:
             raise ConfigError(
-                f"{setting}: the extractor of model {self.config.model!r} has no convolutional stage; "
-                "use a convolutional model, or switch it off"
+                f"{switch} = true: the extractor of model {self.config.model!r} has no convolutional stage; "
+                f"use a convolutional model, or {switch}=false"
             )
 
     def need_mean(self) -> None:
