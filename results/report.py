@@ -93,10 +93,14 @@ def table(runs: Sequence[Run]) -> str:
     telling += [f"{name}: {run.nothing_used}" for run, name in named if run.nothing_used]
     telling += [f"{name}: {run.fewer_rounds}" for run, name in named if run.cut_short]
     spent = [f"{name}: privacy spent, epsilon {e:.3g}" for run, name in named if (e := run.figures.epsilon) is not None]
-    apart = {"dataset", "data", "partition"} & {*differences(runs)}
-    if apart:
-        spent.append(f"these runs differ in their data: {', '.join(sorted(apart))}")
+    if apart := _apart(runs):
+        spent.append(f"these runs differ in their data: {', '.join(apart)}")
     return "\n".join([_aligned(rows), *over, *telling, *spent])
+
+
+def _apart(runs: Sequence[Run]) -> list[str]:
+    """Return in what the data of runs differ, so that their accuracies say nothing of which one is better."""
+    return sorted({"dataset", "data", "partition"} & {*differences(runs)})
 
 
 def client_table(run: Run) -> str:
@@ -212,13 +216,16 @@ def _comparison_page(runs: Sequence[Run]) -> dict[str, Any]:
         "seed": lambda run: f"seed {run.setting('seed')}",
     }
     values = {key: {say(run) for run in runs} for key, say in shared.items()}
+    means = [run.figures.after.mean for run in runs if run.figures.after.mean is not None]
+    apart = _apart(runs)
     return {
         "runs": list(zip(runs, names, strict=True)),
+        "apart": apart,
         "same": [found.pop() for found in values.values() if len(found) == 1],
         "differing": [(key, [value_of(run, key) for run in runs]) for key in differences(runs)],
         "private": any(run.figures.epsilon is not None for run in runs),
         "fewer": any(run.before != run.figures.before for run in runs),
         "silent": any(not run.bytes_sent for run in runs),
-        "best": max((run.figures.after.mean for run in runs if run.figures.after.mean is not None), default=None),
+        "best": None if apart else max(means, default=None),
         "charts": report_charts.of_comparison(runs, names),
     }

@@ -304,7 +304,9 @@ COMPARISON = """
 <section>
 <h2>Figures</h2>
 <p class="note">Accuracy on each client's own test split in the last round: mean ± standard deviation over clients.
-The highest mean is in bold.{% if fewer %} A dash before local training: only some of the clients were measured then.
+{% if apart %}These runs differ in their data ({{ apart | join(", ") }}): none is better than another by these figures.
+{%- else %}The highest mean is in bold.{% endif %}
+{%- if fewer %} A dash before local training: only some of the clients were measured then.
 {%- endif %}</p>
 <div class="scroll">
 <table id="figures" class="compact">

@@ -531,12 +531,16 @@ def test_a_comparison_tells_of_other_files_and_of_own_data(tmp_path: Path) -> No
     one, other = run("one", digest="7ffa44aa" + 56 * "0"), run("other", digest="debb79cc" + 56 * "0")
     page = report(one, other)
     assert {row[0]: row[1:] for row in page.body("differing")} == {"data": ["files 7ffa44aa", "files debb79cc"]}
+    assert page.says("These runs differ in their data (data): none is better than another by these figures.")
     assert page.says("The same in all: mlp")
     runs = [read_run(directory) for directory in (one, other)]
     assert labels(runs) == ["pfakd, data files 7ffa44aa", "pfakd, data files debb79cc"]
     assert table(runs).endswith("these runs differ in their data: data")
     # The same files are named once, and of another dataset their digest does not matter.
-    assert report(one, run("again", digest="7ffa44aa" + 56 * "0")).says("The same in all: npz files 7ffa44aa · mlp")
+    again = report(one, run("again", digest="7ffa44aa" + 56 * "0"))
+    assert again.says("The same in all: npz files 7ffa44aa · mlp")
+    assert again.says("The highest mean is in bold.")
+    assert [("td", {"class": "best"}) in one.tags for one in (again, page)] == [True, False]
     runs = [read_run(directory) for directory in (one, run("digits", dataset="digits"))]
     assert table(runs).endswith("these runs differ in their data: dataset")
     node = run("node", dataset="digits")
