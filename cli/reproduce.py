@@ -1,14 +1,21 @@
 """``floret reproduce``: a published table run again, beside what the paper reports."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from cli.engines import check_with_code_of
 from cli.paths import NamedPath
 from cli.table_options import TableOptions, table_options, tell_kept
+from common.config import own_keys
 from common.durable import locked
 from common.errors import FloretError
+
+if TYPE_CHECKING:
+    from results.experiment import PlannedRun
+    from results.runs import Runs
 
 
 @click.command()
@@ -53,6 +60,11 @@ def reproduce(files: tuple[Path, ...], report: bool, options: TableOptions) -> N
     ]
     tell_kept(((known, place) for _, known, place in every), options.results, runs)
     tell_unused({"-c": options.same()}, [runs.config(place.spec) for *_, place in every])
+    if options.extra:
+        for experiment, table in zip(experiments, wanted, strict=True):
+            if alike := _alike(table, runs):
+                said = "; ".join(alike)
+                click.echo(f"floret: {experiment.stem}: with -c these columns are the same runs: {said}", err=True)
     jobs = [
         experiment.job(place, scale, runs.config(place.spec))
         for experiment, known, place in every
@@ -82,3 +94,12 @@ def reproduce(files: tuple[Path, ...], report: bool, options: TableOptions) -> N
             click.echo(f"report: {page.resolve()}")
     if failed:
         raise FloretError(f"{len(failed)} of {len(jobs)} runs failed; see above")
+
+
+def _alike(table: "Sequence[PlannedRun]", runs: "Runs") -> list[str]:
+    """Return the columns, in order, of which a run is that of another column."""
+    columns: dict[tuple[str, int, str], list[str]] = {}
+    for place in table:
+        run = repr((sorted(own_keys(runs.config(place.spec)).items()), place.spec.federation))
+        columns.setdefault((place.row, place.seed, run), []).append(place.column)
+    return list(dict.fromkeys(column for same in columns.values() if len(same) > 1 for column in same))

@@ -769,6 +769,21 @@ def test_a_sweep_says_what_of_its_grid_changes_nothing(tmp_path: Path) -> None:
     assert "floret: -c fedprox.mu changes nothing: it needs method = 'fedprox'" in result.output
 
 
+def test_columns_that_a_given_key_makes_alike_are_told(tmp_path: Path) -> None:
+    command = ["reproduce", str(ROOT / "experiments" / "pfakd-table1.yaml"), "--no-run", "-o", str(tmp_path)]
+
+    def told(*options: str) -> list[str]:
+        result = CliRunner().invoke(floret, [*command, "--only", "FedPer", *options])
+        assert result.exit_code == 0
+        return [line for line in result.stderr.splitlines() if "the same runs" in line]
+
+    # That of E=20 has other rounds.
+    line = "floret: pfakd-table1: with -c these columns are the same runs: Fashion-MNIST, E=5; Fashion-MNIST, E=10"
+    assert told("--only", "Fashion*", "-c", "local-epochs=1") == [line]
+    assert told("--only", "Fashion-MNIST, E=5", "-c", "local-epochs=1") == []
+    assert told("--only", "Fashion*", "-c", "lr=0.1") == []
+
+
 def test_another_copy_of_floret_checks_the_runs_that_it_makes(tmp_path: Path) -> None:
     app = copy_app(tmp_path / "app")
     for name in ("cli/unused_keys.py", "engine/checks.py"):
