@@ -9,7 +9,6 @@ import click
 from cli.engines import check_with_code_of
 from cli.paths import NamedPath
 from cli.table_options import TableOptions, table_options, tell_kept
-from common.config import own_keys
 from common.durable import locked
 from common.errors import FloretError
 
@@ -98,8 +97,7 @@ def reproduce(files: tuple[Path, ...], report: bool, options: TableOptions) -> N
 
 def _alike(table: "Sequence[PlannedRun]", runs: "Runs") -> list[str]:
     """Return the columns, in order, of which a run is that of another column."""
-    columns: dict[tuple[str, int, str], list[str]] = {}
+    columns: dict[tuple[str, Path], list[str]] = {}
     for place in table:
-        run = repr((sorted(own_keys(runs.config(place.spec)).items()), place.spec.federation))
-        columns.setdefault((place.row, place.seed, run), []).append(place.column)
+        columns.setdefault((place.row, runs.folder(place.spec)), []).append(place.column)
     return list(dict.fromkeys(column for same in columns.values() if len(same) > 1 for column in same))

@@ -195,15 +195,14 @@ class ExperimentResults:
         for row in self.experiment.rows:
             if row.when != self.experiment.measure.when:
                 notes.append(f"{row.name}: {row.when} local training.")
+        window = self.experiment.window(self.scale)
         if self.scale < 1:
             notes.append(
                 f"Scaled down: {self.scale:g} of the rounds and {self.scale:g} of the samples of the paper's setting, "
                 "so these numbers are not the paper's experiment."
             )
             if self.experiment.measure.last_rounds > 1:
-                window = self.experiment.window(self.scale)
                 notes[-1] += f" Averaged over the last {window} rounds." if window > 1 else " Of the last round alone."
-        window = self.experiment.window(self.scale)
         fewest = min((run.about["config"]["rounds"] for run in self.runs.values()), default=window)
         if fewest < window:
             notes.append(f"Some runs have only {fewest} rounds, of which all are averaged.")
