@@ -102,13 +102,13 @@ def _run_here(arguments: tuple[str, ...], kernels: str) -> NoReturn:
     with DrawingProcess():
         with quick_imports():
             from cli.unused_keys import tell_unused
-            from common.flower import colour_log
+            from common.flower import format_log
             from common.forks import end
             from engine.plan import Plan
             from engine.supervisor import prepare
             from engine.supervisor import run as run_plan
 
-        colour_log()
+        format_log()
         plan = Plan.of(values, federation)
         prepare(plan)
     tell_unused({"run config:": given}, [values])

@@ -403,12 +403,16 @@ def at_stop(handler: Callable[[], None]) -> None:
     add_exit_handler(handler)
 
 
-def colour_log() -> None:
-    """Let Flower's log have colours if standard error is a terminal and ``NO_COLOR`` is not set, else none."""
-    # It has them wherever it goes, and no setting. Without it: their codes stand in files and journals.
+def format_log(*, times: bool = False) -> None:
+    """Let Flower's log have colours if standard error is a terminal and ``NO_COLOR`` is not set, else none.
+
+    Args:
+        times: whether each line has the time, as the log of a process that runs for weeks needs.
+    """
+    # It has colours wherever it goes, and no setting. Without it: their codes stand in files and journals.
     from flwr.common.logger import update_console_handler
 
-    update_console_handler(colored=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
+    update_console_handler(timestamps=times, colored=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
 
 
 # Messages between a node's own processes

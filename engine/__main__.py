@@ -12,7 +12,7 @@ import sys
 
 from common.durable import open_descriptor
 from common.errors import FloretError
-from common.flower import colour_log
+from common.flower import format_log
 from common.imports import quick_imports
 
 with quick_imports():
@@ -31,7 +31,7 @@ def main() -> None:
         os.dup2(file, 1)
         os.dup2(file, 2)
         os.close(file)
-        colour_log()
+        format_log()
         try:
             plan = Plan.of(job["values"], job["federation"], tuple(job["part"]))
             prepare(plan)

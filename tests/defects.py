@@ -4877,7 +4877,7 @@ DEFECTS: list[Defect] = [
         "client_app/node/supervisor.py",
         (
             "a node's messages are logged with colours wherever they go",
-            "        colour_log()\n        for kind",
+            "        format_log(times=True)\n        for kind",
             "        for kind",
             "tests/test_nodes.py::test_real_nodes_give_the_numbers_of_the_other_ways",
         ),

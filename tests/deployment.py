@@ -211,7 +211,7 @@ def below(above: int, part: str) -> list[int]:
 
 def in_round(node: Process, server_round: int) -> None:
     """Return while the node is training in this round."""
-    node.wait_for(rf"ROUND {server_round}\]\s+INFO :\s+Receiving: train.*\n.*Received successfully")
+    node.wait_for(rf"ROUND {server_round}\]\s+INFO [\d:, -]+:\s+Receiving: train.*\n.*Received successfully")
     # The warm process and the fork that has this message.
     until(lambda: len(below(node.popen.pid, "forkserver")) == 2, "no fork of the warm process")
 

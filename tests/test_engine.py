@@ -31,7 +31,7 @@ from safetensors.numpy import load_file
 
 from client_app.setting import Agreed, Resident
 from common.errors import ConfigError
-from common.flower import colour_log
+from common.flower import format_log
 from common.resources import Resources
 from common.simulation import KeptState
 from engine.grid import EngineGrid, _Worker
@@ -532,10 +532,13 @@ def test_a_log_has_colours_on_a_terminal(
 ) -> None:
     (handler,) = (handler for handler in logging.getLogger("flwr").handlers if hasattr(handler, "colored"))
     monkeypatch.setattr(handler, "colored", not coloured)
+    monkeypatch.setattr(handler, "timestamps", False)
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
     monkeypatch.setenv("NO_COLOR", no_color)
-    colour_log()
-    assert handler.colored == coloured
+    format_log()
+    assert (handler.colored, handler.timestamps) == (coloured, False)
+    format_log(times=True)
+    assert (handler.colored, handler.timestamps) == (coloured, True)
 
 
 def test_a_terminal_has_a_bar_and_the_log_above_it(runner: Runner) -> None:

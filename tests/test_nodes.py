@@ -322,9 +322,10 @@ def test_real_nodes_give_the_numbers_of_the_other_ways(deployment: Deployment, t
     nodes = [deployment.node(name, "--partition", f"{name}/2", wait=False) for name in ("0", "1")]
     finish(deployment.run(**keys))
     here = federate(tmp_path / "here", 2, **keys)
-    # Their logs go to files: they have no codes of colours.
+    # Their logs go to files: they have times, and no codes of colours.
     logs = [node.log.read_text() for node in nodes]
-    assert all("Answered: train message" in text and "\x1b" not in text for text in logs)
+    answered = re.compile(r"^INFO 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}: +Answered: train message", re.MULTILINE)
+    assert all(answered.search(text) and "\x1b" not in text for text in logs)
     assert timeless(deployment.history()) == timeless(here.history)
     for name in ("0", "1"):
         assert deployment.rounds_kept(name, "pfps-lwc") == [2, 3]

@@ -926,7 +926,8 @@ def test_the_command_says_what_is_permitted(tmp_path: Path) -> None:
     file = tmp_path / "policy.yaml"
     file.write_text("leaves: extractor")
     done = CliRunner().invoke(floret, ["policy", str(file), "-c", 'method="fedper"'])
-    assert "This run is permitted, as far as the data and the server's messages are: it sends extractor." in done.output
+    said = "This run is permitted, as far as the data and the server's messages are: it sends extractor.\n"
+    assert done.output == said
     done = CliRunner().invoke(floret, ["policy", str(file), "-c", 'method="fedavg"'])
     assert "it sends head" in str(done.exception)
     done = CliRunner().invoke(floret, ["policy", str(file), "-c", "local-epochs=1001"])

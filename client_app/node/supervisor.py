@@ -27,7 +27,7 @@ from client_app.node.transport import (
 )
 from client_app.node.warm import LostError, Warm
 from common.errors import FloretError
-from common.flower import colour_log
+from common.flower import format_log
 from common.proof import load_key
 
 log = logging.getLogger("flwr")
@@ -56,7 +56,7 @@ class Node:
             FloretError: data, device, key, certificate or health address cannot be used, or there was no SuperLink
                 for ``max_wait`` seconds.
         """
-        colour_log()
+        format_log(times=True)
         for kind in (signal.SIGTERM, signal.SIGINT):
             signal.signal(kind, self._on_signal)
         _import_from_here_only()

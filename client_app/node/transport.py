@@ -66,7 +66,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from client_app.node.options import NodeOptions
 from common.errors import FloretError, printable
-from common.flower import Unpacked, colour_log
+from common.flower import Unpacked, format_log
 from common.run_config import as_pairs
 
 log = logging.getLogger("flwr")
@@ -502,7 +502,7 @@ def run_supernode() -> None:
     start_client_internal._pull_and_store_message = dropping(start_client_internal._pull_and_store_message)
     connection.create_channel = open_channel  # type: ignore[attr-defined]
     sys.argv[0] = "flower-supernode"
-    colour_log()
+    format_log(times=True)
     reason = Reason()
     watched = reason.giving_up(start_client_internal.make_simple_grpc_retry_invoker)  # type: ignore[attr-defined]
     start_client_internal.make_simple_grpc_retry_invoker = watched  # type: ignore[attr-defined]

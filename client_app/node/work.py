@@ -14,13 +14,13 @@ from client_app.app import app
 from client_app.policy import Policy
 from client_app.runtime import device_of
 from common.errors import FloretError
-from common.flower import colour_log, pack_message, unpack_context, unpack_message
+from common.flower import format_log, pack_message, unpack_context, unpack_message
 from data import check_own
 
 
 def run(name: str, connection: Connection, *arguments: str) -> None:
     """Call the function ``name`` of this module."""
-    colour_log()
+    format_log(times=True)
     if name == "check":
         check(connection, *arguments)
     elif name == "end_warm_process":
