@@ -1,6 +1,6 @@
 """``floret policy``: what a node's policy permits, before it joins anything."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ def policy(file: Path | None, partition: bool, run_config: tuple[str, ...]) -> N
         _show(permitted, defaults)
 
 
-def _show(permitted: "Policy", defaults: Mapping[str, Any]) -> None:
+def _show(permitted: "Policy", defaults: dict[str, Any]) -> None:
     from client_app.policy import kinds_sent
     from server_app.settings import read_config
     from strategies import METHODS
@@ -52,7 +52,7 @@ def _show(permitted: "Policy", defaults: Mapping[str, Any]) -> None:
         click.echo(f"{name.ljust(wide)}  {f'not permitted: {wrong}' if wrong else f'sends {_listed(kinds)}'}")
 
 
-def _check(permitted: "Policy", values: Mapping[str, Any]) -> None:
+def _check(permitted: "Policy", values: dict[str, Any]) -> None:
     from client_app.policy import PolicyError, kinds_sent
     from server_app.settings import read_config
 

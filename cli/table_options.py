@@ -10,7 +10,7 @@ import click
 from cli.engines import engine_options, jobs_option, kernels_option
 from cli.paths import NamedPath
 from cli.ranges import NumberRange, WholeRange
-from common.errors import ConfigError, FloretError
+from common.errors import ConfigError, FloretError, printable
 
 if TYPE_CHECKING:
     from results.experiment import Data, Experiment, PlannedRun
@@ -197,4 +197,4 @@ def tell_kept(records: "Iterable[tuple[Records, PlannedRun]]", folder: Path, run
         click.echo(f"{len(kept)} of {len(every)} runs are in the results of {folder}")
     otherwise = made_with_others((run for run, _ in kept), runs.engine.kernels)
     for text in (*other_files(kept, runs.defaults), *otherwise):
-        click.echo(f"floret: {folder}: {text}", err=True)
+        click.echo(f"floret: {folder}: {printable(text)}", err=True)

@@ -7,7 +7,7 @@ import click
 from cli.engines import check_with_code_of, engine_options
 from cli.paths import NamedPath
 from cli.ranges import WholeRange
-from common.errors import FloretError
+from common.errors import FloretError, printable
 
 
 @click.command()
@@ -72,7 +72,7 @@ def verify(
     ((*wanted,),) = selected([[one.place for one in recorded]], only)
     chosen = [one.at(data) for one in picked([one for one in recorded if one.place in wanted], count, pick)]
     for text in other_files(((one.run, one.place.spec) for one in chosen), default_config(app)):
-        click.echo(f"floret: {file}: {text}", err=True)
+        click.echo(f"floret: {file}: {printable(text)}", err=True)
     failed = differ = 0
     for kernels in sorted({one.kernels for one in chosen}):
         same = [one for one in chosen if one.kernels == kernels]
@@ -84,7 +84,7 @@ def verify(
             if outcome:
                 comparison = Comparison.of(one, outcome)
                 differ += not comparison.same
-                click.echo(f"{one.place.label}: " + str(comparison).replace("\n", "\n  "))
+                click.echo(f"{one.place.label}: " + "\n  ".join(map(printable, str(comparison).splitlines())))
     if failed:
         raise FloretError(f"{failed} of {len(chosen)} runs failed; see above")
     if differ:

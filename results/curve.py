@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from markupsafe import escape
 from common.config import one_of
 from common.durable import write_whole
 from common.errors import FloretError
+from results.history import is_number
 from results.measured import ENVIRONMENT
 from results.report_charts import MUTED, SETTINGS, painted, style
 from results.sweep import markdown, unread
@@ -53,11 +53,11 @@ class Panel:
         for file, keys, summary in runs:
             others = dict(keys)
             value, seed = others.pop(key, None), others.pop("seed", 0)
-            if value is not None and not _is_number(value):
+            if value is not None and not is_number(value):
                 raise FloretError(f"{file}: {key} = {value!r}: a curve is over the values of a number")
             if type(seed) is not int:
                 raise FloretError(f"{file}: seed = {seed!r}: must be a whole number")
-            line = ", ".join(v if k == "method" else f"{k}={plain(v)}" for k, v in others.items()) or "all"
+            line = ", ".join(str(v) if k == "method" else f"{k}={plain(v)}" for k, v in others.items()) or "all"
             seen = lines.setdefault(line, {}).setdefault(value if value is None else float(value), {})
             if seed in seen:
                 raise FloretError(f"{file}: {name}: two runs of {line} have {key} = {value} and seed {seed}")
@@ -120,27 +120,30 @@ class Study:
                 found = [(file, _keys_and_seed(run), run["summary"]) for run in sweep["runs"] if run["summary"]]
                 failed = [dict(run["keys"]) for run in sweep["runs"] if not run["summary"]]
                 grid = [str(each) for each in sweep.get("grid", ())]
+                configs = {part: sweep.get(part, "") for part in ("run-config", "federation-config")}
+                if not all(isinstance(text, str) for text in configs.values()):
+                    raise TypeError("a config is no text")
                 told = [run["about"] for run in sweep["runs"] if "about" in run]
                 abouts = [{part: each[part] for part in ENVIRONMENT} | {"file": each.get("file")} for each in told]
                 environment_notes(abouts)
-                if not all(s[m] is None or _is_number(s[m]) for _, _, s in found for m in MEASURES.values()):
+                if not all(s[m] is None or is_number(s[m]) for _, _, s in found for m in MEASURES.values()):
                     raise ValueError("an accuracy is no number")
             except OSError as error:
                 raise FloretError(unread(file, error)) from error
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
+            except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
                 raise FloretError(f"{file}: is not the sweep.json of a sweep ({error})") from error
             runs.setdefault(name, []).extend(found)
             unfinished.setdefault(name, []).extend(failed)
             about += abouts
             shown = [{"keys": run["keys"], "summary": run["summary"]} for run in sweep["runs"] if run["summary"]]
-            same = _PATHS.sub("", str(sweep.get("run-config", "")))
+            same = _PATHS.sub("", configs["run-config"])
             sweeps.setdefault(name, []).append({**sweep, "grid": grid, "run-config": same, "runs": shown})
         panels = tuple(Panel.of(name, key, each) for name, each in runs.items())
         for panel in panels:
             if all(value is None for value in panel.values):
                 every = (keys.items() for _, keys, _ in runs[panel.name])
                 had = dict.fromkeys(
-                    name for keys in every for name, value in keys if name != "seed" and _is_number(value)
+                    name for keys in every for name, value in keys if name != "seed" and is_number(value)
                 )
                 hint = f"; KEY {one_of(key, had)}" if had else ""
                 raise FloretError(f"{panel.name}: no finished run of its sweeps has {key} in the grid{hint}")
@@ -269,10 +272,3 @@ def _keys_and_seed(run: Mapping[str, Any]) -> dict[str, Any]:
 def _style(number: int) -> dict[str, Any]:
     colour, dashes = style(number)
     return {"color": colour, "dashes": dashes or (None, None), "marker": "osD^v"[number % 5], "markersize": 5}
-
-
-def _is_number(value: object) -> bool:
-    """Return whether a value of JSON is a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) < sys.float_info.max

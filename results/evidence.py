@@ -33,11 +33,11 @@ ran, in the paper's numbers and in ours; the least and the greatest where there 
 ours is that of the means over the seeds that both rows have, in brackets over those seeds; with three or more, ± is
 half of the 95 % interval (a paired t test), which takes in 0 where seeds do not tell the rows apart. *Held* asks for
 what the claim asks, to a hundredth, which may be a least margin (*above, by less*); in bold: at full size. *Held so
-far*: against the rivals that we ran, while others of the claim were not run. A scaled-down run has that part of the
-paper's rounds and samples: it shows whether an ordering is there at that size, and is listed where no full-size run
-judges the claim. A name after the scale says that the runs have other keys than the table's; they are not counted
-above. *Mixed*: held in some columns, or at one of two scales. *Undecided*: held with one seed of a column and not with
-another, and refuted in no other column."""
+far*: in the columns and against the rivals that we ran, while others of the claim were not run. A scaled-down run has
+that part of the paper's rounds and samples: it shows whether an ordering is there at that size, and is listed where no
+full-size run judges the claim. A name after the scale says that the runs have other keys than the table's; they are
+not counted above. *Mixed*: held in some columns, or at one of two scales. *Undecided*: held with one seed of a column
+and not with another, and refuted in no other column."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Finding:
             return MIXED if held else NOT_HELD
         if undecided:
             return UNDECIDED
-        return SO_FAR if self.verdict.unfinished else HELD
+        return SO_FAR if self.verdict.so_far else HELD
 
     @property
     def outcome(self) -> str:
@@ -195,7 +195,7 @@ class Finding:
             return f"{UNDECIDED}: seeds differ, {'held' if self.verdict.held else 'not held'} in their mean"
         held = set(self.verdict.held) - set(undecided)
         so_far = len(held & self.verdict.unfinished.keys())
-        if so_far and len(held) == measured:
+        if self.verdict.so_far and len(held) == measured:
             return SO_FAR
         counts = {HELD: len(held) - so_far, SO_FAR: so_far, UNDECIDED: len(undecided)}
         found = {outcome: count for outcome, count in counts.items() if count}
@@ -435,7 +435,7 @@ def _outcomes(outcomes: Iterable[set[str]]) -> dict[str, int]:
     """Return how many claims have which outcome, of their outcomes in each file of results.
 
     Mixed are those that hold in some columns alone, or at one of two scales; undecided are others in which seeds differ
-    somewhere; held so far are those that hold, but somewhere not yet against all rivals.
+    somewhere; held so far are those that hold, but not yet against all rivals in all columns.
     """
     found = list(outcomes)
     held, broken = found.count({HELD}), found.count({NOT_HELD})

@@ -166,6 +166,11 @@ class Verdict:
         return len(self.held) + len(self.broken)
 
     @property
+    def so_far(self) -> bool:
+        """Whether there are columns, or rivals with a printed number, that are not measured."""
+        return bool(self.unfinished or self.unmeasured)
+
+    @property
     def short(self) -> str:
         """In how many of the measured columns it holds."""
         return f"{len(self.held)} of {self.measured}" if self.measured else "-"
@@ -173,7 +178,7 @@ class Verdict:
     def __str__(self) -> str:
         if not self.measured:
             return "not measured"
-        held = "held so far" if self.unfinished else "held"
+        held = "held so far" if self.so_far else "held"
         outcome = held if not self.broken else "not held" if not self.held else "held in part"
         text = f"{outcome}: {len(self.held)} of {self.measured} columns"
         if self.unmeasured:
@@ -411,7 +416,9 @@ def _divided(claim: Claim, cells: Mapping[str, Mapping[int, float]]) -> bool:
     if len({bool(above) for above in (*each.values(), _rivals_above(claim, cells))}) < 2:
         return False
     return not any(
-        all(row in above for seed, above in each.items() if seed in cells[row]) for row in claim.than if cells[row]
+        all(row in above for seed, above in each.items() if seed in cells[row])
+        for row in claim.than
+        if cells[row].keys() & each.keys()
     )
 
 

@@ -123,7 +123,10 @@ class Fit:
             FloretError: the file of results cannot be read.
         """
         content, kept = loaded(file, experiment.window(scale))
-        names = (*content.get("varied", ()), *(key for setting, _ in planned for key in setting))
+        varied = content.get("varied", [])
+        if not isinstance(varied, list) or not all(isinstance(key, str) for key in varied):
+            raise FloretError(f"{file}: varied: must be a list of keys; move it, or name another folder")
+        names = (*varied, *(key for setting, _ in planned for key in setting))
         trials = [Trial(entry["row"], entry["column"], entry["seed"], run) for entry, run in kept]
         failures = list(failed)
         for setting, place in planned:

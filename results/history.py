@@ -451,6 +451,11 @@ def _number(value: Any) -> float | None:
     return float(value) if abs(value) < _LARGEST else None
 
 
+def is_number(value: object) -> bool:
+    """Return whether a value of JSON is a number that can be calculated with: neither NaN nor endless."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
+
+
 def whole(value: Any) -> int:
     """Return a whole number of a file.
 

@@ -13,13 +13,12 @@ from statistics import mean
 from typing import Any, Self
 
 from common.config import own_keys
-from common.errors import ConfigError, FloretError
+from common.errors import FloretError
 from common.kernels import NATIVE
-from common.resources import clients_of_simulation
 from common.run_config import merged
 from results.conditions import counted, other_data, other_kernels
-from results.history import History, Json, Traffic
-from results.runs import Outcome, Runs, RunSpec, digest_of, npz_name
+from results.history import History, Json, Traffic, is_number
+from results.runs import Outcome, Runs, RunSpec, check_about, digest_of, npz_name
 
 log = logging.getLogger("flwr")
 
@@ -383,20 +382,12 @@ def _loaded(entry: Json, content: Json) -> MeasuredRun:
         raise TypeError("a run has no seed, row or column")
     accuracies = {when: Accuracies(**entry["accuracy"][when]) for when in ("before", "after")}
     values = [value for one in accuracies.values() for value in asdict(one).values()]
-    if not all(value is None or isinstance(value, int | float) for value in values):
-        raise TypeError("an accuracy is no number")
-    if not isinstance(about["file"], str | None) or not isinstance(about["digest"], str | None):
-        raise TypeError("a run's file or digest is no text")
-    if not isinstance(about["commit"], str) or not isinstance(about["versions"], dict):
-        raise TypeError("an environment has no commit or versions")
-    _check_machine(about["machine"])
-    try:
-        clients_of_simulation([about["federation-config"]])
-    except ConfigError as error:
-        raise ValueError(str(error)) from error
-    numbers = [number for _, *point in entry["curve"] for number in point]
-    if not all(isinstance(number, int | float | None) for number in (entry["seconds"], *numbers)):
-        raise TypeError("its seconds, or a point of its curve, are no numbers")
+    values += [number for _, *point in entry["curve"] for number in point]
+    if not all(value is None or (is_number(value) and 0 <= value <= 1) for value in values):
+        raise TypeError("an accuracy, or one of its curve, is no number from 0 to 1")
+    if not is_number(entry["seconds"]):
+        raise TypeError("its seconds are no number")
+    check_about(about | {"config": config})
     return MeasuredRun(
         accuracies=accuracies,
         curve=tuple((int(number), before, after) for number, before, after in entry["curve"]),
@@ -407,13 +398,6 @@ def _loaded(entry: Json, content: Json) -> MeasuredRun:
         refused=int(entry["refused"]),
         about=about | {"config": config},
     )
-
-
-def _check_machine(machine: Any) -> None:
-    """Check the parts of a machine that a note names; all of them may be missing."""
-    kinds = {"cpus": int, "cpu": str, "gpus": list, "kernels": str}
-    if not isinstance(machine, dict) or not all(isinstance(machine.get(k, kind()), kind) for k, kind in kinds.items()):
-        raise TypeError("a machine is not like one of results")
 
 
 def _has(config: Mapping[str, Any], key: str, value: Any) -> bool:

@@ -10,6 +10,7 @@ from statistics import mean, stdev
 from typing import Any, Self
 
 from common.errors import FloretError
+from results.history import is_number
 from results.sweep import markdown, unread
 from results.text import percent_over_runs
 
@@ -68,6 +69,9 @@ class Ranking:
                 found.setdefault(method, {})[seed] = run["summary"]
             seeds = tuple(sorted({seed for each in found.values() for seed in each}))
             whole = {name: each for name, each in found.items() if all(each.get(seed) for seed in seeds)}
+            values = [v for each in whole.values() for summary in each.values() for v in summary.values()]
+            if not all(value is None or is_number(value) for value in values):
+                raise ValueError("what a run measured is no number")
             if len(whole) < 2 or len(seeds) < 2:
                 raise FloretError(f"{file}: a ranking needs two methods that finished with the same two seeds or more")
             names = {"before": "before", "worst decile": "worst_decile"}

@@ -14,8 +14,9 @@ from typing import Any
 
 from common.config import RunConfig, own_keys, read_keys
 from common.durable import locked, open_file, write_whole
-from common.errors import FloretError
+from common.errors import ConfigError, FloretError
 from common.kernels import NATIVE
+from common.resources import clients_of_simulation
 from common.run_config import default_config, merged
 from results.conditions import (
     commit,
@@ -200,7 +201,9 @@ class Runs:
             run = read_run(folder / about["run"])
             if run.cut_short:
                 raise FloretError(f"{about['run']}/history.jsonl: {run.fewer_rounds}")
-            return Outcome(run, about | {"file": npz_name(run.config), "digest": run.digest})
+            about |= {"file": npz_name(run.config), "digest": run.digest}
+            check_about(about)
+            return Outcome(run, about)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, FloretError) as error:
             raise FloretError(f"{folder}: cannot be read ({error}); remove it to make the run again") from error
 
@@ -314,6 +317,30 @@ def _computed(config: Mapping[str, Any], federation: str) -> dict[str, Any]:
 def _path(place: str) -> str:
     """Return the path that a ``data-dir`` names, an empty text if it names none."""
     return str(Path(place).expanduser().resolve()) if place else ""
+
+
+def check_about(about: Mapping[str, Any]) -> None:
+    """Check the types of what a run of a file says of itself, as ``Outcome.about`` has it.
+
+    Raises:
+        AttributeError, KeyError, TypeError, ValueError: a part is missing, or is not like that of a run.
+    """
+    for key in ("file", "digest"):
+        if not isinstance(about[key], str | None):
+            raise TypeError(f"the {key} of a run is no text")
+    if not isinstance(about["commit"], str) or not isinstance(about["versions"], dict):
+        raise TypeError("a run has no commit or versions")
+    kinds, told = {"cpus": int, "cpu": str, "gpus": list, "kernels": str}, about["machine"]
+    # All parts of a machine may be missing.
+    if not isinstance(told, dict) or not all(isinstance(told.get(k, kind()), kind) for k, kind in kinds.items()):
+        raise TypeError("a machine is not like one of a run")
+    config = about["config"]
+    if not isinstance(config, dict) or not isinstance(config.get("method"), str):
+        raise TypeError("the config of a run has no method")
+    try:
+        clients_of_simulation([about["federation-config"]])
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
 
 
 def digest_of(values: Mapping[str, Any]) -> str | None:

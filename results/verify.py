@@ -11,7 +11,7 @@ from common.resources import count_gpus
 from results.experiment import Data, PlannedRun
 from results.history import Json
 from results.measured import ENVIRONMENT, Accuracies, MeasuredRun, loaded
-from results.runs import Outcome, RunSpec, clients_alone
+from results.runs import PLACES, Outcome, RunSpec, clients_alone
 
 _WHENS = ("before", "after")
 _WANTED = "a JSON file that floret reproduce or floret fit wrote, such as docs/results/pfakd-table1.json"
@@ -92,7 +92,9 @@ class Recorded:
         federation = self.place.spec.federation
         if not count_gpus():
             federation = clients_alone(federation)
-        spec = RunSpec({**config, **where, "download": data.download}, federation)
+        # Where a run was does not count: a file may come from anywhere, and what is there is the user's.
+        computed = {key: value for key, value in config.items() if key not in PLACES}
+        spec = RunSpec({**computed, **where, "download": data.download}, federation)
         return replace(self, place=replace(self.place, spec=spec))
 
 
@@ -116,7 +118,7 @@ class Comparison:
 
     @classmethod
     def of(cls, recorded: Recorded, outcome: Outcome) -> Self:
-        """Compare every number of a run that the file has: curve, accuracies, clients, samples, refused replies."""
+        """Compare every number of a run that the file has, but its seconds: curve, accuracies, counts and bytes."""
         old, history = recorded.run, outcome.run.history
         lines = {line.round: line for line in history.rounds}
         first, compared = "", 0
@@ -136,6 +138,8 @@ class Comparison:
         pairs += [("clients", old.clients, len(outcome.run.client_names()))]
         pairs += [("samples", old.samples, outcome.run.samples)]
         pairs += [("refused replies", old.refused, outcome.run.figures.refused)]
+        sent = outcome.run.figures.bytes
+        pairs += [("bytes up", old.bytes.up, sent.up), ("bytes down", old.bytes.down, sent.down)]
         known = [(name, value, new) for name, value, new in pairs if value is not None]
         return cls(
             compared=compared + len(known),

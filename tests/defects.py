@@ -2755,8 +2755,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "a claim that holds everywhere, somewhere against some rivals, is mixed",
-            "if so_far and len(held) == measured:",
-            "if so_far and len(held) == so_far == measured:",
+            "if self.verdict.so_far and len(held) == measured:",
+            "if self.verdict.so_far and len(held) == so_far == measured:",
             "tests/test_evidence.py::test_a_claim_is_held_so_far_until_every_rival_was_run",
         ),
     ),
@@ -2832,8 +2832,8 @@ DEFECTS: list[Defect] = [
         "results/runs.py",
         (
             "the file that a run read is not kept",
-            'about | {"file": npz_name(run.config), ',
-            'about | {"file": None, ',
+            'about |= {"file": npz_name(run.config), ',
+            'about |= {"file": None, ',
             VERIFY,
         ),
         (
@@ -5630,6 +5630,296 @@ DEFECTS: list[Defect] = [
             '"best": None if apart else max(means, default=None),',
             '"best": max(means, default=None),',
             "tests/test_report.py::test_a_comparison_tells_of_other_files_and_of_own_data",
+        ),
+    ),
+    *_of(
+        "nodes",
+        "client_app/node/work.py",
+        (
+            "the log of a message has no times",
+            "format_log(times=True)",
+            "format_log()",
+            "tests/test_nodes.py::test_real_nodes_give_the_numbers_of_the_other_ways",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/experiment.py",
+        (
+            "a claim is held though columns of it were not run",
+            "bool(self.unfinished or self.unmeasured)",
+            "bool(self.unfinished)",
+            "tests/test_evidence.py::test_a_claim_is_held_so_far_until_every_rival_was_run",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/experiment.py",
+        (
+            "a rival that was run with other seeds alone decides",
+            "if cells[row].keys() & each.keys()",
+            "if cells[row]",
+            "tests/test_experiments.py::test_a_claim_of_which_seeds_differ_is_named",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/evidence.py",
+        (
+            "what is mixed at one scale and undecided at another is undecided",
+            "UNDECIDED in outcomes and MIXED not in outcomes",
+            "UNDECIDED in outcomes",
+            "tests/test_evidence.py::test_a_claim_that_holds_at_one_scale_alone_is_mixed",
+        ),
+    ),
+    *_of(
+        "verify",
+        "results/verify.py",
+        (
+            "bytes of a run made again are not compared",
+            '("bytes up", old.bytes.up, sent.up), ("bytes down", old.bytes.down, sent.down)',
+            '("bytes down", old.bytes.down, sent.down)',
+            "tests/test_verify.py::test_a_run_made_again_agrees_or_says_why",
+        ),
+    ),
+    *_of(
+        "verify",
+        "results/verify.py",
+        (
+            "a file of results says where a run made again is",
+            "if key not in PLACES}",
+            "}",
+            "tests/test_verify.py::test_the_data_of_a_run",
+        ),
+    ),
+    *_of(
+        "verify",
+        "cli/verify.py",
+        (
+            "control codes of a file reach the terminal",
+            "map(printable, str(comparison).splitlines())",
+            "str(comparison).splitlines()",
+            "tests/test_verify.py::test_a_run_made_again_agrees_or_says_why",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/measured.py",
+        (
+            "an accuracy of a file may be anything",
+            "is_number(value) and 0 <= value <= 1",
+            "is_number(value)",
+            "tests/test_experiments.py::test_what_no_command_writes_into_results_is_a_line",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/history.py",
+        (
+            "NaN is a number of a file",
+            "not isinstance(value, bool) and abs(value) < _LARGEST\n",
+            "not isinstance(value, bool)\n",
+            "tests/test_experiments.py::test_what_no_command_writes_into_results_is_a_line",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/runs.py",
+        (
+            "a damaged record of a run ends the command",
+            "            check_about(about)\n",
+            "",
+            "tests/test_experiments.py::test_a_damaged_run_of_a_sweep_leaves_the_others",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/fit.py",
+        (
+            "a trial that the file has is there twice",
+            "if trial and all(trial.key != other.key for other in trials):",
+            "if trial:",
+            "tests/test_experiments.py::test_a_trial_that_the_file_of_a_fit_has_is_not_there_twice",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/fit.py",
+        (
+            "the difference of a row is that of all rows",
+            "if r == row]",
+            "]",
+            "tests/test_experiments.py::test_a_setting_has_the_mean_difference_of_each_row",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/sweep.py",
+        (
+            "a sweep is decided by validation before training",
+            'last.accuracy("after", "validation").mean',
+            'last.accuracy("before", "validation").mean',
+            "tests/test_experiments.py::test_a_sweep_is_decided_by_validation_after_training",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/experiment.py",
+        (
+            "rounds of a scaled run are cut off",
+            'round(keys["rounds"] * scale)',
+            'int(keys["rounds"] * scale)',
+            "tests/test_experiments.py::test_the_runs_of_a_table",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/experiment.py",
+        (
+            "the rounds that are averaged are cut off",
+            "round(self.measure.last_rounds * scale)",
+            "int(self.measure.last_rounds * scale)",
+            "tests/test_experiments.py::test_what_a_run_says",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/experiment.py",
+        (
+            "a rival without a printed number makes a claim unfinished",
+            "[row for row in claim.than if reported[row][column]]",
+            "list(claim.than)",
+            "tests/test_experiments.py::test_a_claim_is_judged_column_by_column",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/measured.py",
+        (
+            "the spread over clients is that of the first round",
+            "std=spreads[-1].std",
+            "std=spreads[0].std",
+            "tests/test_experiments.py::test_a_run_read_in_every_way",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/ranking.py",
+        (
+            "who sends a thousandth more has a worse place",
+            "other < own * (1 - 1e-3)",
+            "other < own",
+            "tests/test_ranking.py::test_who_sends_a_thousandth_more_has_the_same_place",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/ranking.py",
+        (
+            "a ranking takes NaN",
+            "if not all(value is None or is_number(value) for value in values):",
+            "if False:",
+            "tests/test_ranking.py::test_what_is_no_sweep_over_methods_is_refused_in_a_line",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/runs.py",
+        (
+            "a key of real nodes alone makes another run of a simulation",
+            '_REAL_NODES = ("return-timeout",)',
+            "_REAL_NODES = ()",
+            "tests/test_experiments.py::test_a_run_is_the_same_wherever_its_data_are",
+        ),
+    ),
+    *_of(
+        "history",
+        "results/history.py",
+        (
+            "the worst decile is of fewer clients",
+            "math.ceil(len(values) / 10)",
+            "max(1, len(values) // 10)",
+            "tests/test_formulas.py",
+        ),
+    ),
+    *_of(
+        "history",
+        "results/history.py",
+        (
+            "what travelled to refused clients is not counted",
+            "client.bytes for client in clients.values()), *others]",
+            "client.bytes for client in clients.values())]",
+            "tests/test_history.py",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/clients.py",
+        (
+            "the test part is what comes first",
+            'own = own[numpy_generator(config.seed_of_data, "split", str(partition_id)).permutation(n)]',
+            "own = own[:]",
+            "tests/test_data.py::test_each_split_is_a_random_choice_of_a_clients_samples",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/clients.py",
+        (
+            "the test part does not depend on the seed",
+            'own = own[numpy_generator(config.seed_of_data, "split"',
+            'own = own[numpy_generator(0, "split"',
+            "tests/test_data.py::test_each_split_is_a_random_choice_of_a_clients_samples",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/clients.py",
+        (
+            "data-seed does not cut a client's own file",
+            "config.validation_fraction, config.seed_of_data, name",
+            "config.validation_fraction, config.seed, name",
+            "tests/test_data.py::test_data_seed_cuts_a_clients_own_training_file",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/clients.py",
+        (
+            "a class that only a test file has is not counted",
+            "for y in (*train, *(read_labels(path) for _, path in files))",
+            "for y in train",
+            "tests/test_data.py::test_a_class_that_only_a_test_file_has_is_counted",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/datasets.py",
+        (
+            "a cut pool has classes without samples",
+            "min(classes, samples), samples)",
+            "classes, samples)",
+            "tests/test_data.py::test_a_pool_that_is_cut_has_no_more_classes_than_samples",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/partition.py",
+        (
+            "as many shards as samples are refused",
+            "shards > samples:",
+            "shards >= samples:",
+            "tests/test_data.py::test_what_the_library_refuses_is_one_line_of_data_error",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/partition.py",
+        (
+            "the client that is named is not the smallest",
+            "at_least = needed if attempt + 1 < draws else 0",
+            "at_least = needed",
+            "tests/test_data.py::test_min_samples_that_no_draw_can_meet",
         ),
     ),
 ]

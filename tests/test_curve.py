@@ -205,6 +205,8 @@ SUMMARY = '{"keys": {}, "summary": {"test": %s, "before": null, "worst_decile": 
         '{"runs": [' + SUMMARY % ("0.5", "null") + "]}",
         '{"runs": [' + SUMMARY % ("0.5", '{"commit": "x", "machine": 1, "versions": 2}') + "]}",
         '{"grid": 3, "runs": []}',
+        '{"federation-config": ["x"], "runs": []}',
+        "[" * 100_000,
     ],
 )
 def test_what_is_no_sweep_is_refused(tmp_path: Path, text: str) -> None:

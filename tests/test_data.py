@@ -22,9 +22,10 @@ from common.config import RunConfig, read_keys
 from common.errors import ConfigError, DataError
 from common.partitioners import DrawingProcess
 from common.run_config import default_config
-from data.datasets import Source, load_pool, read_torchvision
+from common.seeds import derive_seed, numpy_generator
+from data.datasets import Source, load_pool, outline_pool, read_torchvision
 from data.npz import class_count, read_samples
-from data.partition import PARTITIONS, Scheme, partition
+from data.partition import PARTITIONS, Scheme, _draw, partition
 from data.text import LENGTH, tokens
 
 ROOT = Path(__file__).parent.parent
@@ -287,6 +288,15 @@ def test_min_samples_that_no_draw_can_meet():
     assert text.endswith("it needs 6; raise max-samples, raise alpha, lower min-samples, use fewer clients")
     text = message(partition, labels, scheme("iid", min_samples=7), 10, "toy")
     assert text == "partition iid: client 0 of 10 has 6 samples, it needs 7; lower min-samples, use fewer clients"
+    # The last draw is made in full: its smallest client is named, not the first that is too small.
+    for seed in range(20):
+        order = numpy_generator(seed, "partition", "order").permutation(60)
+        last = _draw(labels[order], scheme("dirichlet"), 10, derive_seed(seed, "partition", 99) % 2**32, 0)
+        sizes = [len(part) for part in last]
+        if next(size for size in sizes if size < 6) > min(sizes):
+            break
+    text = message(partition, labels, scheme("dirichlet", min_samples=6, seed=seed), 10, "toy")
+    assert f"client {np.argmin(sizes)} of 10 has {min(sizes)} samples in the last" in text
     text = message(partition, np.zeros(3, dtype=int), scheme("iid"), 2, "toy")
     assert text == "partition iid: client 1 of 2 has 1 samples, it needs 2; use fewer clients"
 
@@ -294,7 +304,11 @@ def test_min_samples_that_no_draw_can_meet():
 def test_what_the_library_refuses_is_one_line_of_data_error():
     labels = np.array([0] * 30 + [1])
     text = message(partition, labels, scheme("pathological"), 4, "toy")
-    assert text.startswith("partition pathological with classes-per-client = 2, 4 clients, 31 samples of toy: Label: 1")
+    assert text == (
+        "partition pathological with classes-per-client = 2, 4 clients, 31 samples of toy: a class has fewer samples "
+        "than clients; change classes-per-client or use fewer clients"
+    )
+    assert sorted(map(len, partition(np.arange(8) % 2, scheme("shards"), 4, "toy"))) == [2] * 4
     text = message(partition, labels, scheme("shards", shards=10), 4, "toy")
     assert "4 clients need 40 shards, but toy has 31 samples" in text
 
@@ -385,6 +399,17 @@ def test_splits_of_all_clients_are_disjoint_and_make_up_the_pool(tmp_path):
     assert sorted(seen[:, 0].tolist()) == x[:, 0].tolist()
     for split in splits:  # labels stay with their samples
         assert torch.equal(split.y, (split.x[:, 0].long() // 2) % 4)
+
+
+def test_each_split_is_a_random_choice_of_a_clients_samples(tmp_path):
+    """Of a pool that is sorted by class the test part has all classes, and another seed draws another one."""
+    x = np.arange(240, dtype=np.float32).reshape(120, 2)
+    np.savez(tmp_path / "a.npz", x_train=x[:90], y_train=np.arange(90) // 30, x_test=x[90:], y_test=np.full(30, 3))
+    keys = {"dataset": "npz", "data_dir": str(tmp_path / "a.npz"), "partition": "iid", "test_fraction": 0.25}
+    first, again, other = (data.load_client(config(**keys, seed=seed), 0, 1).test for seed in (0, 0, 1))
+    assert len(torch.unique(first.y)) == 4
+    assert torch.equal(first.x, again.x)
+    assert set(first.x[:, 0].tolist()) != set(other.x[:, 0].tolist())
 
 
 def test_types_and_shapes():
@@ -752,6 +777,16 @@ def test_max_samples_of_a_file_per_client(tmp_path):
     assert len(data.load_client(clients_config(tmp_path, max_samples=50), 0, 1).train) == 18
 
 
+def test_data_seed_cuts_a_clients_own_training_file(tmp_path):
+    save_own(tmp_path, 0)
+
+    def kept(**keys):
+        own = data.load_client(clients_config(tmp_path, max_samples=10, **keys), 0, 1)
+        return [part.x[:, 0].tolist() for part in (own.train, own.validation)]
+
+    assert kept(seed=4, data_seed=3) == kept(seed=3) != kept(seed=4)
+
+
 def test_the_number_of_clients_must_be_that_of_the_files(tmp_path):
     assert "needs data-dir, the directory that has files per client" in message(data.check, clients_config(""))
     assert "is not a directory" in message(data.check, clients_config(tmp_path / "no"))
@@ -796,6 +831,17 @@ def test_num_classes_of_files_per_client(tmp_path):
     save_own(tmp_path, 1, classes=5)
     text = message(data.describe, clients_config(tmp_path, num_classes=3), 2)
     assert text == f"data-dir = {tmp_path} has label 4; num-classes = 3 allows 0 to 2"
+
+
+def test_a_class_that_only_a_test_file_has_is_counted(tmp_path):
+    save_own(tmp_path, 0)
+    np.savez(tmp_path / "test" / "0.npz", x=np.zeros((2, 4), np.float32), y=np.array([0, 5]))
+    assert data.load_client(clients_config(tmp_path), 0, 1).num_classes == 6
+
+
+def test_a_pool_that_is_cut_has_no_more_classes_than_samples():
+    assert outline_pool(Source.of(config(dataset="cifar100", max_samples=50))).classes == 50
+    assert outline_pool(Source.of(config(dataset="cifar100", max_samples=500))).classes == 100
 
 
 def save_node(folder, n=20, classes=3):

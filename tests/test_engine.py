@@ -27,6 +27,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.logger import ConsoleHandler
 from safetensors.numpy import load_file
 
 from client_app.setting import Agreed, Resident
@@ -530,7 +531,7 @@ def test_a_log_that_goes_to_a_file_has_no_colours(runner: Runner) -> None:
 def test_a_log_has_colours_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, terminal: bool, no_color: str, coloured: bool
 ) -> None:
-    (handler,) = (handler for handler in logging.getLogger("flwr").handlers if hasattr(handler, "colored"))
+    (handler,) = (one for one in logging.getLogger("flwr").handlers if isinstance(one, ConsoleHandler))
     monkeypatch.setattr(handler, "colored", not coloured)
     monkeypatch.setattr(handler, "timestamps", False)
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)

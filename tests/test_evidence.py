@@ -191,6 +191,13 @@ def test_a_claim_is_held_so_far_until_every_rival_was_run(tmp_path: Path) -> Non
     write(tmp_path, one)
     evidence = Evidence.read(tmp_path, place, ROOT)
     assert [line[5] for line in rows(evidence)[:2]] == ["**held so far**", "**held**"]
+    # All rivals, in one of its two columns.
+    write(tmp_path, one | {("Other", "A"): [0.5]})
+    evidence = Evidence.read(tmp_path, place, ROOT)
+    assert rows(evidence)[0][5] == "**held so far**"
+    assert "at full size 2 are judged (1 held, 1 held so far, 0 not held, 0 undecided, 0 mixed);" in evidence.summary()
+    write(tmp_path, one)
+    evidence = Evidence.read(tmp_path, place, ROOT)
     assert "at full size 2 are judged (1 held, 1 held so far, 0 not held, 0 undecided, 0 mixed);" in evidence.summary()
     whole: Cells = {("Base", "B"): [0.5], ("Other", "B"): [0.5], ("Mine", "B"): [0.6]}
     write(tmp_path, one | whole)
@@ -213,6 +220,11 @@ def test_a_claim_that_holds_at_one_scale_alone_is_mixed(tmp_path: Path) -> None:
     write(tmp_path, one | {("Mine", "A"): [0.4]}, scale=0.5)
     mixed = "scaled down 2 are judged (0 held, 0 held so far, 0 not held, 0 undecided, 2 mixed)."
     assert Evidence.read(tmp_path, place, ROOT).summary().endswith(mixed)
+    # Mixed at one scale, A held and B not, and undecided at another.
+    write(tmp_path, one | {("Base", "B"): [0.5], ("Mine", "B"): [0.4]}, scale=0.1)
+    write(tmp_path, {("Base", "A"): [0.5, 0.5], ("Mine", "A"): [0.4, 0.7]}, scale=0.5)
+    assert "0 undecided, 2 mixed)" not in Evidence.read(tmp_path, place, ROOT).summary()
+    assert "1 undecided, 1 mixed)" in Evidence.read(tmp_path, place, ROOT).summary()
 
 
 def test_a_scaled_run_is_listed_where_no_full_one_judges(tmp_path: Path) -> None:
@@ -426,7 +438,9 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
         return line
 
     assert "is no file of results (JSONDecodeError" in told(good[:-100])
-    assert "an accuracy is no number" in told(re.sub(r'"window": 0\.\d+', '"window": "high"', good))
+    assert "an accuracy, or one of its curve, is no number from 0 to 1" in told(
+        re.sub(r'"window": 0\.\d+', '"window": "high"', good)
+    )
     assert "is not of this version's format" in told(good.replace('"format": 2', '"format": 1'))
     assert "has a run of Base, Z, which is no cell of small" in told(good.replace('"column": "A"', '"column": "Z"'))
     assert "has results of small at scale 1.0; its name must begin" in told(good, "small-scale0.1.json")

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf, nan
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 import pytest
@@ -35,10 +35,10 @@ from engine.checks import check_run
 from results.conditions import commit
 from results.engines import LocalEngine, RayEngine, reason_of
 from results.experiment import Claim, Data, Experiment, PlannedRun, Verdict, selected
-from results.fit import Fit, Trial, baselines
+from results.fit import Fit, Setting, Trial, baselines, fit_stem
 from results.history import ClientRound, History, Round, Scores, Traffic
 from results.jobs import Job, run_missing
-from results.measured import GLOBAL_MODEL, READINGS, Accuracies, MeasuredRun, Records, loaded, thin_curve
+from results.measured import AS_MEASURED, GLOBAL_MODEL, READINGS, Accuracies, MeasuredRun, Records, loaded, thin_curve
 from results.runs import Runs, RunSpec
 from results.sweep import Sweep
 from results.tables import ExperimentResults, environment_notes
@@ -309,6 +309,8 @@ def test_the_runs_of_a_table(tmp_path: Path) -> None:
     assert Data.of(["/data"], download=False).added_to(digits) == digits | {"download": False}
     assert Data.of(["digits=/own.npz"], download=False).added_to(digits)["data-dir"] == "/own.npz"
     assert whole.keys["rounds"] == 50
+    (nearest, *_) = read(tmp_path).planned_runs([0], 0.59, data, "", {})
+    assert nearest.spec.keys["rounds"] == 30  # of 29.5
     assert "max-samples" not in whole.keys
 
 
@@ -357,6 +359,8 @@ def test_a_run_is_the_same_wherever_its_data_are(tmp_path: Path) -> None:
     ):
         assert runs.folder(here) == runs.folder(RunSpec(here.keys, federation))
     assert runs.folder(here) != runs.folder(RunSpec(here.keys, "num-supernodes=2 client-resources-num-cpus=2"))
+    # How long real nodes try to send is none of a simulation's.
+    assert runs.folder(here) == runs.folder(RunSpec({**here.keys, "return-timeout": 5.0}, here.federation))
 
 
 def test_only_some_runs(tmp_path: Path) -> None:
@@ -396,6 +400,7 @@ def test_what_a_run_says(tmp_path: Path) -> None:
     experiment = read(tmp_path)
     assert experiment.window(1) == 10
     assert experiment.window(0.2) == 2
+    assert experiment.window(0.35) == 4  # of 3.5
     # The last two rounds that measured both clients.
     assert experiment.value("Two", rounds, 0.2) == pytest.approx((0.6 + 0.8) / 2)
     assert experiment.value("One", rounds, 0.2) == pytest.approx((0.2 + 0.4) / 2)
@@ -417,12 +422,12 @@ def test_a_run_read_in_every_way() -> None:
         measured(1, (0.0, 0.8, 30), (0.2, 1.0, 10)),
         measured(2, (0.1, 0.4, 30), (0.3, 0.8, 10)),
         measured(3, (0.5, 0.5, 30)),
-        measured(4, (0.2, 0.4, 30), (0.6, 0.6, 10)),
+        measured(4, (0.2, 0.3, 30), (0.6, 0.7, 10)),
     )
     found = Accuracies.of(History(rounds, planned=4, evaluate_every=4), "after", 2)
-    # Round 3 is not complete. Means of rounds 1, 2, 4: 0.9, 0.6, 0.5; weighted 3 to 1: 0.85, 0.5, 0.45.
+    # Round 3 is not complete. Means of rounds 1, 2, 4: 0.9, 0.6, 0.5; weighted 3 to 1: 0.85, 0.5, 0.4.
     assert (found.window, found.last, found.best) == pytest.approx((0.55, 0.5, 0.9))
-    assert (found.weighted, found.std) == pytest.approx((0.475, 0.1))
+    assert (found.weighted, found.std) == pytest.approx((0.45, 0.2))
     before = Accuracies.of(History(rounds, planned=4, evaluate_every=4), "before", 1)
     assert (before.window, before.last, before.best) == pytest.approx((0.4, 0.4, 0.4))
     assert Accuracies.of(History((), planned=4, evaluate_every=4), "after", 2) == Accuracies()
@@ -467,6 +472,13 @@ def test_that_fewer_rounds_are_averaged_than_the_table_wants_is_said(tmp_path: P
         measured = {planned[0].key: done(planned[0], runs, 0.2, 0.7)}
         said = ExperimentResults(experiment, 1.0, measured, tuple(planned), {}).markdown()
         assert ("- Some runs have only 9 rounds, of which all are averaged." in said) == (rounds == 9)
+
+
+def test_a_sweep_is_decided_by_validation_after_training(tmp_path: Path) -> None:
+    # The engine writes clients with 0.25 before and 0.5 after training, on both splits.
+    assert swept(tmp_path, WritingEngine()).exit_code == 0
+    (entry, *_) = json.loads((tmp_path / "sweep.json").read_text())["runs"]
+    assert [entry["summary"][key] for key in ("validation", "test", "before")] == [0.5, 0.5, 0.25]
 
 
 def test_claims_read_in_other_ways(tmp_path: Path) -> None:
@@ -608,6 +620,10 @@ def test_what_no_command_writes_into_results_is_a_line(tmp_path: Path) -> None:
     wrong: list[tuple[str, Any]] = [
         *(("clients", inf), ("seconds", "9"), ("seed", None), ("federation-config", None), ("bytes", {"up": inf})),
         *(("federation-config", "num-supernodes=x"), ("curve", [[1, "0.5", 0.5]]), ("curve", [[inf, 0.5, 0.5]])),
+        *(("curve", [[1, value, 0.5]]) for value in (nan, inf, -0.1, 50, True)),
+        *(("accuracy", good["runs"][0]["accuracy"] | {"after": {"window": value}}) for value in (nan, 1.01, True)),
+        *(("seconds", value) for value in (nan, None)),
+        *(("config", {"method": value}) for value in (3, ["fedavg"])),
     ]
     contents = [good | {"runs": [good["runs"][0] | {key: value}, *good["runs"][1:]]} for key, value in wrong]
     (environment,) = good["environments"]
@@ -616,6 +632,7 @@ def test_what_no_command_writes_into_results_is_a_line(tmp_path: Path) -> None:
         for key, value in (("machine", {"cpus": "2"}), ("machine", []), ("versions", None), ("commit", None))
     ]
     contents += [good | {"window": value} for value in (None, "10", 0)]
+    contents += [good | {"config": {key: value for key, value in good["config"].items() if key != "method"}}]
     for content in contents:
         file.write_text(json.dumps(content))
         with pytest.raises(FloretError, match=r"small\.json: is no file of results \(.*\); move it"):
@@ -642,6 +659,7 @@ def swept(tmp_path: Path, engine: WritingEngine, *grids: str, same: str = 'metho
         ("summary.json", "{"),
         ("config.json", "[]"),
         ("cell.json", "[]"),
+        *(("cell.json", f"-{key}") for key in ("commit", "config", "machine", "versions", "federation-config")),
         ("history.jsonl", ""),
     ],
 )
@@ -649,6 +667,10 @@ def test_a_damaged_run_of_a_sweep_leaves_the_others(tmp_path: Path, name: str, c
     assert swept(tmp_path, WritingEngine()).exit_code == 0
     damaged, gone, _ = sorted((tmp_path / "cells").glob("[0-9a-f]*"))
     (damaged_file,) = damaged.rglob(name)
+    if content.startswith("-"):
+        said = json.loads(damaged_file.read_text())
+        said |= {content[1:]: None}
+        content = json.dumps(said)
     damaged_file.write_text(content)
     shutil.rmtree(gone)
     engine = WritingEngine()
@@ -944,6 +966,39 @@ def test_a_key_of_one_method_leaves_the_trials_of_others_in_every_setting(tmp_pa
     assert settings("lr", "fedprox.mu", of=alone) == [(0.3, None, 1)]
 
 
+def test_a_setting_has_the_mean_difference_of_each_row() -> None:
+    measured = {("One", "A"): 1.0, ("One", "B"): 2.0, ("Two", "A"): -3.0}
+    setting = Setting((), {AS_MEASURED.title: measured}, {})
+    assert (setting.difference("One"), setting.difference("Two"), setting.difference("Three")) == (1.5, -3.0, None)
+    assert setting.offset == 0.0
+    assert setting.distance() == 2.0
+
+
+def test_a_trial_that_the_file_of_a_fit_has_is_not_there_twice(tmp_path: Path) -> None:
+    experiment, runs = fitted(tmp_path)
+    setting = {"momentum": 0.9}
+    places = experiment.planned_runs([0], 1, Data("", {}, False), "", {"lr": 0.3, **setting})
+    (place,) = (place for place in baselines(experiment, places) if place.column == "A")
+    made = done(place, runs, 0.4, 0.9)
+    made = replace(made, about={**made.about, "config": own_keys(made.about["config"])})
+    file = tmp_path / f"{fit_stem(experiment, 1.0)}.json"
+
+    class Kept:
+        def get(self, spec: RunSpec, when: str) -> MeasuredRun:
+            return made
+
+    for _ in range(2):
+        found = Fit.gather(experiment, 1.0, file, cast(Records, Kept()), [(setting, place)], [])
+        assert len(found.trials) == 1
+        found.write(tmp_path)
+    content = json.loads(file.read_text())
+    wrong: list[object] = [3, [[]], [nan], "momentum"]
+    for varied in wrong:
+        file.write_text(json.dumps(content | {"varied": varied}))
+        with pytest.raises(FloretError, match=r"small-fit\.json: varied: must be a list of keys; move it"):
+            Fit.gather(experiment, 1.0, file, cast(Records, Kept()), [], [])
+
+
 def test_a_fit_needs_a_baseline(tmp_path: Path) -> None:
     for changes, line in (
         ({}, "small: own: is missing: name the paper's own method, which a fit does not run"),
@@ -1012,12 +1067,15 @@ def test_a_claim_is_judged_column_by_column(tmp_path: Path) -> None:
     numbers = {"One": {"A": [75.59]}, "Two": {"A": [79.77]}}
     assert str(judged(best, numbers)) == "held so far: 1 of 1 columns (1 not measured); A: Three not measured"
     whole = numbers | {"Three": {"A": [10.0]}}
-    assert str(judged(best, whole)) == "held: 1 of 1 columns (1 not measured)"
+    assert str(judged(best, whole)) == "held so far: 1 of 1 columns (1 not measured)"
     assert str(judged(by_ten, numbers)) == "not held: 0 of 1 columns; A: Two 79.77, One 75.59"
     assert str(judged(behind, numbers)) == "held: 1 of 1 columns"
     # 79.77 - 75.59 is 4.1799999999999926.
     assert str(judged(printed, numbers)) == "held: 1 of 1 columns"
     assert str(judged(best, {})) == "not measured"
+    unprinted = [row | {"reported": [None, None]} if row["name"] == "Three" else row for row in small()["rows"]]
+    experiment = read(tmp_path, claims=claims, rows=unprinted)
+    assert str(judged(printed, numbers)) == "held: 1 of 1 columns"
 
 
 def test_rows_are_compared_over_the_seeds_that_both_have(tmp_path: Path) -> None:
@@ -1053,9 +1111,12 @@ def test_a_claim_of_which_seeds_differ_is_named(tmp_path: Path) -> None:
     assert (tuple(said.broken), said.divided) == (("A",), ("B",))
     # Above the mean of each rival, but with no seed above all.
     numbers |= {"One": {"A": {0: 70.0, 1: 80.0}}, "Three": {"A": {0: 80.0, 1: 70.0}}, "Two": {"A": {0: 79.0, 1: 79.0}}}
-    assert str(experiment.judge(best, numbers)) == "held: 1 of 1 columns (1 not measured); seeds differ: A"
+    assert str(experiment.judge(best, numbers)) == "held so far: 1 of 1 columns (1 not measured); seeds differ: A"
     numbers["Two"] = {"A": {0: 74.0, 1: 74.0}}
     assert experiment.judge(best, numbers).divided == ()
+    # A rival that was run with other seeds alone says nothing.
+    numbers |= {"One": {"A": {0: 79.0, 1: 82.0}}, "Two": {"A": {0: 80.0, 1: 80.0}}, "Three": {"A": {5: 70.0}}}
+    assert experiment.judge(best, numbers).divided == ("A",)
 
 
 def real(tmp_path: Path, rounds: int, **changes: Any) -> Path:

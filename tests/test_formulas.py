@@ -160,6 +160,7 @@ def test_spread_over_clients() -> None:
     assert got.std == pytest.approx(math.sqrt(0.125))
     assert got.worst_decile == 0.0  # one client of four
     assert Spread.over([i / 100 for i in range(20)], [1] * 20).worst_decile == pytest.approx(0.005)  # two of twenty
+    assert Spread.over([i / 100 for i in range(11)], [1] * 11).worst_decile == pytest.approx(0.005)  # two of eleven
 
 
 def test_images_from_minus_one_to_one() -> None:

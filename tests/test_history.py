@@ -42,6 +42,16 @@ def measured(number: int, names: str, *, trained: str | None = None, level: floa
     return Round.of(number, clients, {name: {"test": 4, "validation": 2} for name in names}, [], [], 1.0)
 
 
+def test_a_round_counts_what_travelled_and_the_losses_of_those_that_trained() -> None:
+    clients = {
+        name: ClientRound(name == "a", Scores(), Scores(0.5), loss, Traffic(1, 2), None)
+        for name, loss in (("a", 0.5), ("b", 9.0))
+    }
+    samples = {name: {"test": 4, "validation": 0} for name in clients}
+    line = Round.of(1, clients, samples, [], [], 1.0, others=[Traffic(10, 20)])
+    assert (line.bytes, line.loss) == (Traffic(12, 24), 0.5)
+
+
 def test_what_one_real_node_says_counts_for_a_hundred_times_the_median() -> None:
     """A client that nobody knows says 1 of 10^9 samples, and a loss of 10^30."""
     clients = {

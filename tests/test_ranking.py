@@ -1,6 +1,7 @@
 """The ranking of a sweep's methods: what is beyond noise, the places, the page, and files that are none."""
 
 import json
+import math
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ def test_a_place_is_a_range_that_noise_leaves_open() -> None:
     assert found == {"a": (1, 2), "b": (2, 3), "c": (1, 3)}
     assert [between(found[name]) for name in "abc"] == ["1-2", "2-3", "1-3"]
     assert between((4, 4)) == "4"
+
+
+SUMMARY = {"test": 0.5, "before": 0.5, "worst_decile": 0.5, "up": 10**6, "down": 0}
 
 
 def write_sweep(folder: Path, **more: Any) -> Path:
@@ -134,6 +138,18 @@ def test_the_quantiles_are_those_of_the_t_distribution_or_a_little_more() -> Non
         assert -0.0006 < t95(freedom) - exact < (0.0006 if freedom <= 30 else 0.05), freedom
 
 
+def test_who_sends_a_thousandth_more_has_the_same_place(tmp_path: Path) -> None:
+    sent = {"a": 10**6, "b": 1_000_500, "c": 1_100_000}
+    runs = [
+        {"keys": {"method": name, "seed": seed}, "summary": SUMMARY | {"up": up}}
+        for name, up in sent.items()
+        for seed in (0, 1)
+    ]
+    table = Ranking.read(write_sweep(tmp_path / "sweep", runs=runs) / "sweep.json").table()
+    places = {line.split("`")[1]: line.split("|")[-2].strip() for line in table.splitlines() if "`" in line}
+    assert places == {"a": "1", "b": "1", "c": "3"}
+
+
 @pytest.mark.parametrize(
     ("runs", "reason"),
     [
@@ -145,6 +161,10 @@ def test_the_quantiles_are_those_of_the_t_distribution_or_a_little_more() -> Non
         ([{"keys": {"method": "a", "seed": 0}, "summary": {}}], "needs two methods"),
         (
             [{"keys": {"method": m, "seed": s}, "summary": {"test": None}} for m in "ab" for s in (0, 1)],
+            "is not the sweep.json of a sweep over method and seed",
+        ),
+        (
+            [{"keys": {"method": m, "seed": s}, "summary": SUMMARY | {"test": math.nan}} for m in "ab" for s in (0, 1)],
             "is not the sweep.json of a sweep over method and seed",
         ),
     ],

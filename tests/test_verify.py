@@ -22,7 +22,7 @@ from data.files import sha256_of
 from results.experiment import Data
 from results.jobs import Job, run_missing
 from results.measured import other_files
-from results.runs import Runs, RunSpec
+from results.runs import PLACES, Runs, RunSpec
 from results.verify import Recorded, _elsewhere, picked
 from tests.conftest import PATIENCE
 from tests.harness import ROOT
@@ -56,6 +56,12 @@ def results(path: Path, datasets: dict[str, str]) -> Path:
 def test_the_data_of_a_run(tmp_path: Path) -> None:
     (one,) = Recorded.read(results(tmp_path / "a.json", {"One": "digits"}))
     assert (one.place.key, one.window) == (("One", "A", 0), 1)
+    assert one.at(NOWHERE).place.spec.keys == {"method": "fedavg", "seed": 0, "dataset": "digits", "download": False}
+    # A file of somebody else may say to go on with a run that is here, or to write into it.
+    content = json.loads((tmp_path / "a.json").read_text())
+    content["config"] |= dict.fromkeys(PLACES, "mine")
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    (one,) = Recorded.read(tmp_path / "a.json")
     assert one.at(NOWHERE).place.spec.keys == {"method": "fedavg", "seed": 0, "dataset": "digits", "download": False}
     (one,) = Recorded.read(results(tmp_path / "a.json", {"One": "npz"}))
     npz = str(tmp_path / "mine.npz")
@@ -100,7 +106,7 @@ def test_another_file_than_runs_read_is_told(tmp_path: Path) -> None:
     assert told(file, "cifar10=a/filled.npz") == ["1 of these runs read mine.npz, and filled.npz is given"]
     content["runs"][0]["file"] = ["filled.npz"]
     file.write_text(json.dumps(content))
-    line = r"a\.json: is no file of results \(TypeError: a run's file or digest is no text\)"
+    line = r"a\.json: is no file of results \(TypeError: the (file|digest) of a run is no text\)"
     with pytest.raises(FloretError, match=line):
         told(file, "cifar10=mine.npz")
     content["runs"][0] |= {"file": "filled.npz", "digest": 5}
@@ -245,7 +251,7 @@ def test_the_npz_file_that_a_run_read_is_kept(tmp_path: Path) -> None:
     assert verified.returncode == 0, verified.stderr
     assert f"floret: {out / 'real.json'}: {told}" in verified.stderr.splitlines()
     *_, agrees, elsewhere = verified.stdout.splitlines()
-    assert agrees == "One | IID | seed 0: agrees: 19 numbers are the same, bit for bit"
+    assert agrees == "One | IID | seed 0: agrees: 21 numbers are the same, bit for bit"
     assert elsewhere == f"  SHA-256 of the data: {digests[0]} then, {digests[1]} now"
 
 
@@ -259,8 +265,9 @@ def test_a_run_made_again_agrees_or_says_why(tmp_path: Path, kernels: str) -> No
     verify = ("verify", str(file), "-o", str(tmp_path / "again"))
     agrees = floret(*verify)
     assert agrees.returncode == 0, agrees.stderr
-    # Three rounds before and after; window, last, best, weighted, spread before and after; clients, samples, refused.
-    assert agrees.stdout.splitlines()[-1] == "One | IID | seed 0: agrees: 19 numbers are the same, bit for bit"
+    # Three rounds before and after; window, last, best, weighted, spread before and after; clients, samples, refused,
+    # bytes both ways.
+    assert agrees.stdout.splitlines()[-1] == "One | IID | seed 0: agrees: 21 numbers are the same, bit for bit"
     (again,) = (tmp_path / "again").rglob("config.json")
     assert json.loads(again.read_text()).get("kernels", "native") == kernels
     content = json.loads(file.read_text())
@@ -268,12 +275,14 @@ def test_a_run_made_again_agrees_or_says_why(tmp_path: Path, kernels: str) -> No
     (run,) = content["runs"]
     assert run["samples"] == 300
     run["samples"] = 360
+    sent = run["bytes"]["up"]
+    run["bytes"]["up"] = sent + 1
     shown = run["curve"][1][1]
     run["curve"][1][1] = 0.0001
     real = run["accuracy"]["after"]["best"]
     run["accuracy"]["after"]["best"] = real + 1e-12
     content["environments"][0]["commit"] = "0123456789ab"
-    content["environments"][0]["versions"]["torch"] = "0.1"
+    content["environments"][0]["versions"]["torch"] = "0.1\x1b]0;x"
     now = run["curve"][1][2]
     file.write_text(json.dumps(content))
     differs = floret(*verify)
@@ -286,9 +295,10 @@ def test_a_run_made_again_agrees_or_says_why(tmp_path: Path, kernels: str) -> No
     )
     assert lines[head + 1] == f"  best, after training: {real + 1e-12} then, {real} now"
     assert lines[head + 2] == "  samples: 360 then, 300 now"
-    assert lines[head + 3].startswith("  commit: 0123456789ab then, ")
-    assert lines[head + 4].startswith("  torch: 0.1 then, ")
-    assert len(lines) == head + 5
+    assert lines[head + 3] == f"  bytes up: {sent + 1} then, {sent} now"
+    assert lines[head + 4].startswith("  commit: 0123456789ab then, ")
+    assert lines[head + 5].startswith("  torch: 0.1?]0;x then, ")
+    assert len(lines) == head + 6
     assert differs.stderr.strip() == f"floret: {file}: 1 of 1 runs differ; see above"
 
 
