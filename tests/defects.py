@@ -4876,6 +4876,12 @@ DEFECTS: list[Defect] = [
         "nodes",
         "client_app/node/supervisor.py",
         (
+            "a node's log has no times",
+            "        format_log(times=True)\n        for kind",
+            "        format_log()\n        for kind",
+            "tests/test_nodes.py::test_real_nodes_give_the_numbers_of_the_other_ways",
+        ),
+        (
             "a node's messages are logged with colours wherever they go",
             "        format_log(times=True)\n        for kind",
             "        for kind",
@@ -5630,16 +5636,6 @@ DEFECTS: list[Defect] = [
             '"best": None if apart else max(means, default=None),',
             '"best": max(means, default=None),',
             "tests/test_report.py::test_a_comparison_tells_of_other_files_and_of_own_data",
-        ),
-    ),
-    *_of(
-        "nodes",
-        "client_app/node/work.py",
-        (
-            "the log of a message has no times",
-            "format_log(times=True)",
-            "format_log()",
-            "tests/test_nodes.py::test_real_nodes_give_the_numbers_of_the_other_ways",
         ),
     ),
     *_of(

@@ -326,6 +326,7 @@ def test_real_nodes_give_the_numbers_of_the_other_ways(deployment: Deployment, t
     logs = [node.log.read_text() for node in nodes]
     answered = re.compile(r"^INFO 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}: +Answered: train message", re.MULTILINE)
     assert all(answered.search(text) and "\x1b" not in text for text in logs)
+    assert not any(re.search(r"^[A-Z]+ +:", text, re.MULTILINE) for text in logs)
     assert timeless(deployment.history()) == timeless(here.history)
     for name in ("0", "1"):
         assert deployment.rounds_kept(name, "pfps-lwc") == [2, 3]
