@@ -289,12 +289,14 @@ def test_min_samples_that_no_draw_can_meet():
     text = message(partition, labels, scheme("iid", min_samples=7), 10, "toy")
     assert text == "partition iid: client 0 of 10 has 6 samples, it needs 7; lower min-samples, use fewer clients"
     # The last draw is made in full: its smallest client is named, not the first that is too small.
-    for seed in range(20):
+
+    def last_sizes(seed):
         order = numpy_generator(seed, "partition", "order").permutation(60)
         last = _draw(labels[order], scheme("dirichlet"), 10, derive_seed(seed, "partition", 99) % 2**32, 0)
-        sizes = [len(part) for part in last]
-        if next(size for size in sizes if size < 6) > min(sizes):
-            break
+        return [len(part) for part in last]
+
+    seed = next(s for s in range(20) if next(n for n in last_sizes(s) if n < 6) > min(last_sizes(s)))
+    sizes = last_sizes(seed)
     text = message(partition, labels, scheme("dirichlet", min_samples=6, seed=seed), 10, "toy")
     assert f"client {np.argmin(sizes)} of 10 has {min(sizes)} samples in the last" in text
     text = message(partition, np.zeros(3, dtype=int), scheme("iid"), 2, "toy")
@@ -306,7 +308,7 @@ def test_what_the_library_refuses_is_one_line_of_data_error():
     text = message(partition, labels, scheme("pathological"), 4, "toy")
     assert text == (
         "partition pathological with classes-per-client = 2, 4 clients, 31 samples of toy: a class has fewer samples "
-        "than clients; change classes-per-client or use fewer clients"
+        "than clients that need it; change classes-per-client or use fewer clients"
     )
     assert sorted(map(len, partition(np.arange(8) % 2, scheme("shards"), 4, "toy"))) == [2] * 4
     text = message(partition, labels, scheme("shards", shards=10), 4, "toy")

@@ -191,14 +191,13 @@ def test_a_claim_is_held_so_far_until_every_rival_was_run(tmp_path: Path) -> Non
     write(tmp_path, one)
     evidence = Evidence.read(tmp_path, place, ROOT)
     assert [line[5] for line in rows(evidence)[:2]] == ["**held so far**", "**held**"]
+    said = "at full size 2 are judged (1 held, 1 held so far, 0 not held, 0 undecided, 0 mixed);"
+    assert said in evidence.summary()
     # All rivals, in one of its two columns.
     write(tmp_path, one | {("Other", "A"): [0.5]})
     evidence = Evidence.read(tmp_path, place, ROOT)
     assert rows(evidence)[0][5] == "**held so far**"
-    assert "at full size 2 are judged (1 held, 1 held so far, 0 not held, 0 undecided, 0 mixed);" in evidence.summary()
-    write(tmp_path, one)
-    evidence = Evidence.read(tmp_path, place, ROOT)
-    assert "at full size 2 are judged (1 held, 1 held so far, 0 not held, 0 undecided, 0 mixed);" in evidence.summary()
+    assert said in evidence.summary()
     whole: Cells = {("Base", "B"): [0.5], ("Other", "B"): [0.5], ("Mine", "B"): [0.6]}
     write(tmp_path, one | whole)
     # It holds in every column, in one of them against some rivals.
@@ -223,7 +222,6 @@ def test_a_claim_that_holds_at_one_scale_alone_is_mixed(tmp_path: Path) -> None:
     # Mixed at one scale, A held and B not, and undecided at another.
     write(tmp_path, one | {("Base", "B"): [0.5], ("Mine", "B"): [0.4]}, scale=0.1)
     write(tmp_path, {("Base", "A"): [0.5, 0.5], ("Mine", "A"): [0.4, 0.7]}, scale=0.5)
-    assert "0 undecided, 2 mixed)" not in Evidence.read(tmp_path, place, ROOT).summary()
     assert "1 undecided, 1 mixed)" in Evidence.read(tmp_path, place, ROOT).summary()
 
 
