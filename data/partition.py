@@ -120,7 +120,8 @@ def partition(
         except ValueError as error:
             parts, refusal = [], " ".join(str(error).split())
             if scheme.name == "pathological":  # the library names parameters of its own
-                refusal = "a class has fewer samples than clients that need it; change classes-per-client or use fewer clients"
+                remedy = "change classes-per-client or use fewer clients"
+                refusal = f"a class has fewer samples than clients that need it; {remedy}"
             continue
         if len(parts) == num_clients and min(map(len, parts)) >= needed:
             return tuple(np.sort(order[part]) for part in parts)
