@@ -64,6 +64,11 @@ class RunSpec:
     federation: str
 
 
+def without_places(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a run config that say what is computed, and not where files are."""
+    return {key: value for key, value in values.items() if key not in PLACES}
+
+
 def npz_name(config: Mapping[str, Any]) -> str | None:
     """Return the name of the npz file that a run with these keys reads; None if it reads none."""
     return Path(config["data-dir"]).name if config["dataset"] == "npz" else None
@@ -280,7 +285,7 @@ class Runs:
         starts = _starts(run.parent) or [self._conditions(spec, code)]
         return {
             "run": run.name,
-            "config": {k: v for k, v in self.config(spec).items() if k not in PLACES},
+            "config": without_places(self.config(spec)),
             "federation-config": spec.federation,
             "commit": in_turn([start["commit"] for start in starts]),
             "machine": each_in_turn([start["machine"] for start in starts]) | kernels_of(config),
@@ -310,7 +315,7 @@ def _computed(config: Mapping[str, Any], federation: str) -> dict[str, Any]:
 
     On how many processes and GPUs the same numbers come out, as on another machine, but for their last digits.
     """
-    keys = {key: value for key, value in own_keys(config).items() if key not in PLACES + _REAL_NODES}
+    keys = {key: value for key, value in without_places(own_keys(config)).items() if key not in _REAL_NODES}
     return keys | {_FEDERATION: clients_alone(federation)}
 
 
@@ -335,8 +340,8 @@ def check_about(about: Mapping[str, Any]) -> None:
     if not isinstance(told, dict) or not all(isinstance(told.get(k, kind()), kind) for k, kind in kinds.items()):
         raise TypeError("a machine is not like one of a run")
     config = about["config"]
-    if not isinstance(config, dict) or not isinstance(config.get("method"), str):
-        raise TypeError("the config of a run has no method")
+    if not isinstance(config, dict) or not all(isinstance(config.get(key), str) for key in ("method", "dataset")):
+        raise TypeError("the config of a run has no method or no dataset")
     try:
         clients_of_simulation([about["federation-config"]])
     except ConfigError as error:

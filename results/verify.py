@@ -11,7 +11,7 @@ from common.resources import count_gpus
 from results.experiment import Data, PlannedRun
 from results.history import Json
 from results.measured import ENVIRONMENT, Accuracies, MeasuredRun, loaded
-from results.runs import PLACES, Outcome, RunSpec, clients_alone
+from results.runs import Outcome, RunSpec, clients_alone, without_places
 
 _WHENS = ("before", "after")
 _WANTED = "a JSON file that floret reproduce or floret fit wrote, such as docs/results/pfakd-table1.json"
@@ -93,8 +93,7 @@ class Recorded:
         if not count_gpus():
             federation = clients_alone(federation)
         # Where a run was does not count: a file may come from anywhere, and what is there is the user's.
-        computed = {key: value for key, value in config.items() if key not in PLACES}
-        spec = RunSpec({**computed, **where, "download": data.download}, federation)
+        spec = RunSpec({**without_places(config), **where, "download": data.download}, federation)
         return replace(self, place=replace(self.place, spec=spec))
 
 

@@ -2866,8 +2866,8 @@ DEFECTS: list[Defect] = [
         "results/runs.py",
         (
             "a run of another seed is the same run",
-            "if key not in PLACES + _REAL_NODES}",
-            'if key not in PLACES + _REAL_NODES + ("seed",)}',
+            "if key not in _REAL_NODES}",
+            'if key not in (*_REAL_NODES, "seed")}',
             EXPERIMENTS,
         ),
         (
@@ -5683,8 +5683,8 @@ DEFECTS: list[Defect] = [
         "results/verify.py",
         (
             "a file of results says where a run made again is",
-            "if key not in PLACES}",
-            "}",
+            "**without_places(config)",
+            "**config",
             "tests/test_verify.py::test_the_data_of_a_run",
         ),
     ),
@@ -5916,6 +5916,16 @@ DEFECTS: list[Defect] = [
             "at_least = needed if attempt + 1 < draws else 0",
             "at_least = needed",
             "tests/test_data.py::test_min_samples_that_no_draw_can_meet",
+        ),
+    ),
+    *_of(
+        "experiments",
+        "results/runs.py",
+        (
+            "a run of a file of results needs no dataset",
+            'for key in ("method", "dataset")',
+            'for key in ("method",)',
+            "tests/test_verify.py::test_a_run_without_a_dataset_is_told",
         ),
     ),
 ]

@@ -142,6 +142,16 @@ def test_of_another_file_it_is_told_which_is_wanted(tmp_path: Path, content: str
     assert str(error.value) == f"{file}: {wrong}; {wanted}"
 
 
+@pytest.mark.parametrize("dataset", [None, 7])
+def test_a_run_without_a_dataset_is_told(tmp_path: Path, dataset: int | None) -> None:
+    file = results(tmp_path / "a.json", {"One": "digits"})
+    content = json.loads(file.read_text())
+    content["runs"][0]["config"]["dataset"] = dataset
+    file.write_text(json.dumps(content))
+    with pytest.raises(FloretError, match=r"a\.json: is no file .*the config of a run has no method or no dataset"):
+        Recorded.read(file)
+
+
 def test_runs_are_picked_by_their_seed(tmp_path: Path) -> None:
     every = Recorded.read(results(tmp_path / "a.json", dict.fromkeys("abcdefgh", "digits")))
     assert picked(every, 3, 1) == picked(every, 3, 1)
