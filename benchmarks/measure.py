@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from statistics import median
@@ -92,7 +93,7 @@ def hardware() -> dict[str, object]:
         cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {"cpu": cpu, "cores": cores, "python": platform.python_version()} | {
-        name: version(name) for name in ("torch", "flwr", "ray", "numpy")
+        name: version(name) for name in ("torch", "flwr", "ray", "numpy") if find_spec(name)
     }
 
 

@@ -18,6 +18,7 @@ from cli.paths import NamedPath
 from cli.ranges import WholeRange
 from common.durable import write_whole
 from common.errors import FloretError, one_line
+from common.proof import load_key
 
 CA_DAYS = 3650
 # So that a machine whose clock is slow accepts a certificate that was just issued.
@@ -97,6 +98,11 @@ def _issue(directory: Path, names: Sequence[x509.GeneralName], days: int, renew:
     ca_key = _load_key(_key(ca), f"is needed to issue {_crt(server)}")
     if ca_key.public_key() != ca_certificate.public_key():
         raise FloretError(f"{_key(ca)} is not the key of {_crt(ca)}; put back the one that belongs to it")
+    if ca_certificate.not_valid_after_utc <= datetime.now(UTC):
+        raise FloretError(
+            f"{_crt(ca)}: has expired, so nothing can be issued by it; remove {_crt(ca)}, {_key(ca)}, {_crt(server)} "
+            f"and {_key(server)} to begin anew, and copy the new ca.crt to the SuperLink and all nodes"
+        )
     new_key = not _key(server).exists()
     key = _new_key(_key(server)) if new_key else _load_key(_key(server), "")
     unique = list(dict.fromkeys(wanted))
@@ -117,10 +123,7 @@ def _node(folder: Path, name: str) -> str:
         return f"kept {public}: the key of {name} was made before"
     existed = private.exists()
     if existed:
-        try:
-            key = serialization.load_ssh_private_key(private.read_bytes(), None)
-        except (ValueError, TypeError) as error:
-            raise FloretError(f"{private}: is not an OpenSSH private key without a password") from error
+        key = load_key(private, option="")
     else:
         key = ec.generate_private_key(ec.SECP384R1())
         _write_private(

@@ -95,7 +95,7 @@ def _address(option: str, text: str, example: str) -> tuple[str, int]:
 def _partition(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
     if not match:
         raise FloretError(f"--partition {text!r}: must be I/N, such as 0/3 for the first of three")
     return int(match[1]), int(match[2])

@@ -150,7 +150,11 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], lis
 
 
 def federation_configs(arguments: Sequence[str]) -> list[str]:
-    """Return the values of ``--federation-config`` among the arguments of `flwr run`."""
-    option = "--federation-config"
-    after = [value for key, value in pairwise(arguments) if key == option]
-    return after + [key.partition("=")[2] for key in arguments if key.startswith(f"{option}=")]
+    """Return the values of ``--federation-config`` among the arguments of `flwr run`, in their order."""
+    option, found = "--federation-config", []
+    for before, argument in pairwise(["", *arguments]):
+        if before == option:
+            found.append(argument)
+        elif argument.startswith(f"{option}="):
+            found.append(argument.partition("=")[2])
+    return found

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shutil import rmtree
 
 from client_app.keeping import Version
 from client_app.state import LOCK, FileStore
@@ -117,24 +116,23 @@ def remove_unused(state_dir: Path) -> bool:
         store = FileStore(folder, sync=True)
         with suppress(FloretError, OSError), store.claim():
             if not any(folder.glob("*.json")):
-                store.keep([])
-                (folder / LOCK).unlink()
-                _remove_empty([folder, *list(folder.parents)[:2]])
+                _remove_folder(store)
                 removed = True
     return removed
 
 
 def remove(among: list[Shelf], state_dir: Path) -> None:
-    """Delete all versions on shelves, for good.
+    """Delete all versions on shelves, for good; what is not Floret's stays in their folders.
 
     Raises:
         FloretError: a node is running, or a file cannot be removed.
     """
     for shelf in among:
         with _claimed(state_dir, shelf):
-            shelf.store.keep([])
-        rmtree(shelf.store.directory, ignore_errors=True)
-        _remove_empty(list(shelf.store.directory.parents)[:2])
+            try:
+                _remove_folder(shelf.store)
+            except OSError as error:
+                raise FloretError(f"{error.filename}: cannot be removed ({error.strerror})") from error
 
 
 def entries(shelf: Shelf) -> Iterator[Entry]:
@@ -226,6 +224,13 @@ def _folders(folder: Path, depth: int, *, used: bool = True) -> Iterator[Path]:
         raise FloretError(f"--state-dir: {folder} cannot be read ({error.strerror})") from error
     for path in below:
         yield from _folders(path, depth - 1, used=used)
+
+
+def _remove_folder(store: FileStore) -> None:
+    """Remove all versions of a store that is claimed, and its folder: whoever claims it next makes it again."""
+    store.keep([])
+    (store.directory / LOCK).unlink()
+    _remove_empty([store.directory, *list(store.directory.parents)[:2]])
 
 
 def _remove_empty(folders: list[Path]) -> None:

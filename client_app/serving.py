@@ -213,7 +213,12 @@ def load_personal(store: FileStore, device: str = "cpu") -> Personal:
         method: type[Method] = load_class("strategies", config.method, FloretStrategy)
         # Older states have the parameters among the message's scalars.
         own = about.get("parameters") or without_prefix(message, f"{config.method}.")
-        parameters = method.read_parameters(config.method, {f"{config.method}.{key}": v for key, v in own.items()})
+        try:
+            parameters = method.read_parameters(config.method, {f"{config.method}.{key}": v for key, v in own.items()})
+        except ConfigError as error:
+            raise FloretError(
+                f"{store.directory}: was written by another version of Floret, with other parameters of {config.method}"
+            ) from error
         classes = int(message["num-classes"])
         nothing = Split(torch.zeros(0, *shape, dtype=dtype), torch.zeros(0, dtype=torch.int64))
         data = ClientData(nothing, nothing, nothing, classes, shape)

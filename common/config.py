@@ -278,7 +278,7 @@ class RunConfig:
     aggregation: str = choice("mean", "clipped-mean", "median", "trimmed-mean")
     trim: float = between(0, 0.49, above=True)
     local_epochs: int = between(1)
-    batch_size: int = between(1)
+    batch_size: int = between(1, 1e9)
     lr: float = between(0, above=True)
     lr_decay: float = between(0, 1, above=True)
     momentum: float = between(0, 0.9999)

@@ -5,16 +5,19 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
+NaturalKey = tuple[list[tuple[int, int, str]], str]
 
 
-def natural_key(name: str) -> list[tuple[int, int, str]]:
+def natural_key(name: str) -> NaturalKey:
     """Return a sort key under which client 2 comes before client 10 and ``site-2`` before ``site-10``.
 
-    Numbers are compared by value without being converted: a name may have digits that ``int`` does not take.
+    Numbers are compared by value without being converted: a name may have digits that ``int`` does not take. No two
+    names have the same key, so that the order depends on the names alone.
     """
     parts = re.split(r"([0-9]+)", name)
     numbers = {part: part.lstrip("0") for part in parts[1::2]}
-    return [(0, len(numbers[part]), numbers[part]) if part in numbers else (1, 0, part) for part in parts if part]
+    key = [(0, len(numbers[part]), numbers[part]) if part in numbers else (1, 0, part) for part in parts if part]
+    return key, name
 
 
 def without_prefix(items: Mapping[str, T], prefix: str) -> dict[str, T]:

@@ -25,19 +25,23 @@ _LONGEST = 1024
 _ALGORITHM = ec.ECDSA(hashes.SHA256())
 
 
-def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
+def load_key(path: Path, *, option: str = "--key ") -> ec.EllipticCurvePrivateKey:
     """Return a node's private key.
+
+    Args:
+        path: of its file.
+        option: what stands before it in a message.
 
     Raises:
         FloretError: it cannot be read, or is none.
     """
     wrong = FloretError(
-        f"--key {path}: is not a node's private key, as floret certificates makes it (OpenSSH, NIST curve)"
+        f"{option}{path}: is not a node's private key, as floret certificates makes it (OpenSSH, NIST curve)"
     )
     try:
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
     except OSError as error:
-        raise FloretError(f"--key {path}: cannot be read ({error.strerror})") from error
+        raise FloretError(f"{option}{path}: cannot be read ({error.strerror})") from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise wrong from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):

@@ -360,7 +360,7 @@ def _samples_per_client(run: Run) -> Markup:
 def _graph(run: Run) -> Markup:
     """Clients on a circle, from the top clockwise; an edge is the more opaque the more often it was used."""
     counts = meetings(run)
-    names = sorted(sorted({*run.client_names(), *(name for pair in counts for name in pair)}), key=natural_key)
+    names = sorted({*run.client_names(), *(name for pair in counts for name in pair)}, key=natural_key)
     turn = 2 * math.pi / len(names)
     places = {name: (math.sin(turn * i), math.cos(turn * i)) for i, name in enumerate(names)}
     few = len(names) <= 40

@@ -29,7 +29,7 @@ from common.durable import (
     write_whole,
 )
 from common.errors import FloretError
-from common.names import without_prefix
+from common.names import natural_key, without_prefix
 from common.simulation import KeptState
 from common.tensors import NamedArrays
 from strategies.core import Client
@@ -240,7 +240,7 @@ class Checkpoints:
         return next((int(number) for number in rounds if number.isdecimal()), 0)
 
     def _manifests(self) -> Iterator[Path]:
-        yield from sorted(self._folder.glob("round-*.json"), reverse=True)
+        yield from sorted(self._folder.glob("round-*.json"), key=lambda path: natural_key(path.name), reverse=True)
 
     def _remove_old(self) -> None:
         """Remove all but the last manifests, then the files that none names any more."""

@@ -100,18 +100,19 @@ class Federation:
             joined(here, wanted)
             # How many a simulation has, the first that answers says.
             hint = "" if self._simulated else "; see min-clients"
+            now = time.monotonic()
             if here >= wanted:
-                enough = enough or time.monotonic()
-                if not self._pending or time.monotonic() - enough > _GRACE:
+                enough = enough or now
+                if not self._pending or now - enough > _GRACE or now > deadline:
                     self._gathered = True
                     return
-            if here < wanted and time.monotonic() > tell:
+            elif now > tell:
                 if self._simulated and not self._partitions:
                     log.info("Waiting for the first client of the simulation")
                 else:
                     log.info("Waiting for clients: %d of %d are there%s", here, wanted, hint)
-                tell = time.monotonic() + 6 * _SILENCE
-            if time.monotonic() > deadline:
+                tell = now + 6 * _SILENCE
+            if now > deadline:
                 why = printable("; ".join(sorted({reason for _, reason in self._refused.values()})))
                 raise FloretError(
                     f"{here} of {wanted} clients joined within round-timeout = {self.config.round_timeout:g} s{hint}"
@@ -131,6 +132,7 @@ class Federation:
             "input-type": self.input_type,
             "num-classes": self.num_classes,
             "class-names": names,
+            "num-partitions": self._partitions,
         }
 
     def restore(self, about: dict[str, Any], clients: list[Client]) -> None:
@@ -147,6 +149,8 @@ class Federation:
                 raise ConfigError(f"new-owners = {self.config.new_owners!r}: the run to resume has no client {name!r}")
         self.input_shape, self.num_classes = tuple(about["input-shape"]), about["num-classes"]
         self.input_type = about.get("input-type", "")
+        if not self._simulated:  # how many a simulation has now is compared with what it had by its clients
+            self._partitions = about.get("num-partitions", 0)
         self.class_names = None if about["class-names"] is None else tuple(about["class-names"])
         self.settled = True
         for client in clients:

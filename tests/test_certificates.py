@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from cli.main import floret
 from common.errors import FloretError
@@ -192,6 +192,45 @@ def test_an_expired_certificate_is_refused_and_told(made: Path, capsys: pytest.C
         shake_hands(made, made / "ca.crt", "localhost")
     make(made, "--renew")
     shake_hands(made, made / "ca.crt", "localhost")
+
+
+def test_nothing_is_issued_by_a_ca_that_has_expired(made: Path) -> None:
+    key = serialization.load_pem_private_key((made / "ca.key").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    old = x509.load_pem_x509_certificate((made / "ca.crt").read_bytes())
+    begun, ended = old.not_valid_before_utc - timedelta(days=9), old.not_valid_before_utc - timedelta(days=1)
+    builder = x509.CertificateBuilder(
+        old.issuer, old.subject, old.public_key(), old.serial_number, begun, ended, list(old.extensions)
+    )
+    expired = builder.sign(key, old.signature_hash_algorithm)  # type: ignore[arg-type]
+    (made / "ca.crt").write_bytes(expired.public_bytes(serialization.Encoding.PEM))
+    before = contents(made)
+    for options in (["--renew"], ["--host", "new.example.org"]):
+        with pytest.raises(FloretError, match=r"ca\.crt: has expired, so nothing can be issued by it; remove "):
+            make(made, *options)
+    assert contents(made) == before
+    for name in ("ca.crt", "ca.key", "superlink.crt", "superlink.key"):
+        (made / name).unlink()
+    make(made, "--host", "localhost")
+    shake_hands(made, made / "ca.crt", "localhost")
+
+
+def test_a_key_of_another_kind_is_no_nodes(made: Path) -> None:
+    private = made / "nodes" / "east"
+    private.write_bytes(
+        ed25519.Ed25519PrivateKey.generate().private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        )
+    )
+    with pytest.raises(FloretError, match=rf"^{private}: is not a node's private key, as floret certificates makes it"):
+        make(made, "--node", "east")
+    assert not private.with_suffix(".pub").exists()
+
+
+def test_the_superlinks_certificate_is_valid_no_longer_than_its_ca(made: Path) -> None:
+    make(made, "--renew", "--days", "36500")
+    ca, issued = (x509.load_pem_x509_certificate((made / f"{name}.crt").read_bytes()) for name in ("ca", "superlink"))
+    assert issued.not_valid_after_utc == ca.not_valid_after_utc
 
 
 def test_nodes_can_be_added_where_the_ca_key_is_not(made: Path) -> None:

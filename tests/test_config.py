@@ -50,6 +50,7 @@ from tests.harness import ROOT, run_config
         ({"method": "fedprox", "fedprox__mu": inf}, "fedprox.mu = inf: must be at least 0 and finite"),
         ({"participation": 1.5}, "participation = 1.5: must be above 0 and at most 1"),
         ({"rounds": 0}, "rounds = 0: must be at least 1"),
+        ({"batch_size": 2**70}, f"batch-size = {2**70}: must be at least 1 and at most 1e+09"),
         ({"rounds": 2.5}, "rounds = 2.5: must be a whole number"),
         ({"rounds": True}, "rounds = True: must be a whole number"),
         ({"lr": "fast"}, "lr = 'fast': must be a number"),
@@ -301,6 +302,7 @@ def test_the_clients_of_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyP
     rest = ["app", "--federation-config", "num-supernodes=3 client-resources-num-cpus=1", "--stream"]
     assert simulated_clients(federation_configs(rest)) == 3
     assert simulated_clients(federation_configs([*rest, "--federation-config=num_supernodes=4"])) == 4
+    assert simulated_clients(federation_configs(["--federation-config=num_supernodes=4", *rest])) == 3
     for text in ("num-supernodes=0", "num-supernodes=many", "num-supernodes=2.5"):
         with pytest.raises(ConfigError, match=rf"--federation-config {text}: must be a whole number, at least 1"):
             simulated_clients([text])

@@ -374,6 +374,32 @@ def test_a_key_owns_one_name_of_a_run(node: int) -> None:
     assert nodes.refresh()[0].startswith(f"client-name west: the node key {fingerprint('n')} has the name north")
 
 
+@pytest.mark.parametrize("timeout", [0.3, 600.0])
+def test_a_start_does_not_wait_for_a_node_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, timeout: float) -> None:
+    monkeypatch.setattr("server_app.federation._GRACE", 0.3 if timeout == 600 else 100.0)
+    nodes = Nodes(min_clients=1, round_timeout=timeout)
+    nodes.put(1, "north")
+    nodes.put(2, "south")
+    nodes.mute.add(2)
+    begun = time.monotonic()
+    nodes.federation.gather(lambda *_: None)
+    assert 0.3 <= time.monotonic() - begun < 60
+    assert nodes.names == {"north": 1}
+
+
+def test_a_run_that_goes_on_keeps_its_number_of_parts() -> None:
+    """A client of another division of the data would train on what others are tested on."""
+    nodes = Nodes()
+    nodes.put(1, "north", partitions=3)
+    assert nodes.refresh() == []
+    again = nodes.resumed()
+    again.put(1, "north", partitions=5)
+    assert again.refresh() == [
+        "client north: num-partitions is 5, others of the federation have 3: its samples would be theirs, too"
+    ]
+    assert again.names == {}
+
+
 def test_who_goes_away_is_told_once_each_time(caplog: pytest.LogCaptureFixture) -> None:
     nodes = Nodes(min_clients=2)
     nodes.put(1, "north", signer="n")

@@ -653,6 +653,7 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         (["--client-name", ""], "--client-name '': must be 1 to 100 letters, digits"),
         (["--partition", "3/3"], "--partition 3/3: must be from 0 to n - 1"),
         (["--partition", "first"], "--partition 'first': must be I/N, such as 0/3 for the first of three"),
+        (["--partition", f"0/{'9' * 5000}"], f"--partition '0/{'9' * 5000}': must be I/N, such as 0/3"),
         (["--data-dir", "{tmp}/none"], "--data-dir {tmp}/none: is not a directory"),
         (
             ["--data-dir", '{tmp}/a"b'],

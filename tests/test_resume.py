@@ -551,6 +551,15 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
         assert all(mine[name].dtype == theirs[name].dtype for name in mine)
 
 
+def test_checkpoints_are_ordered_by_their_rounds(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for server_round in (999_998, 999_999, 1_000_000):
+        checkpoints.write(Checkpoint(server_round, "x", (), {"w": np.ones(1)}, {}, {}, [], {}, 1.0))
+    assert checkpoints.newest() == 1_000_000
+    assert Checkpoints(tmp_path).read()[0].round == 1_000_000
+    assert {path.name for path in tmp_path.glob("*.json")} == {"round-999999.json", "round-1000000.json"}
+
+
 def mail_files(folder: Path) -> dict[str, set[str]]:
     """Return which clients' tensors each file of mail holds."""
     return {
@@ -589,10 +598,9 @@ def box(value: float) -> dict[str, np.ndarray]:
 
 
 def test_files_of_mail_do_not_pile_up(tmp_path: Path) -> None:
-    rounds = {"a": 1, "b": 1, "c": 1}
     checkpoints = Checkpoints(tmp_path)
 
-    def write(server_round: int) -> None:
+    def write(server_round: int, rounds: dict[str, int]) -> None:
         checkpoints.write(
             Checkpoint(
                 round=server_round,
@@ -606,16 +614,23 @@ def test_files_of_mail_do_not_pile_up(tmp_path: Path) -> None:
                 seconds=0.0,
             )
         )
+        total = sum(path.stat().st_size for path in tmp_path.glob("mail-*"))
+        assert total < 4 * len(rounds) * 4000
 
-    write(1)
+    rounds = {"a": 1, "b": 1, "c": 1}
+    write(1, rounds)
     for server_round in range(2, 12):
         rounds["a"] = server_round
-        write(server_round)
-        total = sum(path.stat().st_size for path in tmp_path.glob("mail-*"))
-        assert total < 4 * 3 * 4000
+        write(server_round, rounds)
     # what a and b sent is read from files of different ages
     back, _ = Checkpoints(tmp_path).read()
     assert {client: float(mail.tensors()["w"][0]) for client, mail in back.mail.items()} == {"a": 11, "b": 1, "c": 1}
+    # Of each round one client's mail stays, and that of nine others is given up.
+    for server_round in range(12, 40):
+        rounds[str(server_round)] = server_round
+        write(server_round, rounds | {f"guest {n}": server_round for n in range(9)})
+    back, _ = Checkpoints(tmp_path).read()
+    assert {client: mail.round for client, mail in back.mail.items()}.items() >= rounds.items()
 
 
 def test_a_damaged_file_of_mail_is_found(tmp_path: Path) -> None:

@@ -500,6 +500,18 @@ def test_a_state_from_before_a_key_existed_is_used(there: Federated, floret: Flo
     assert floret.fail(*which) == line
 
 
+def test_a_state_from_before_a_parameter_existed_says_so(tmp_path: Path) -> None:
+    federate(tmp_path / "runs", 1, states=tmp_path / "states", method="fedrep", rounds=1, local_epochs=1)
+    folder = tmp_path / "states" / "default" / "fedrep" / "0"
+    state = ClientState(FileStore(folder, sync=True))
+    about = state.about
+    assert about["parameters"].pop("head-epochs")
+    state.commit(state.round + 1, state.load(), about)
+    with pytest.raises(FloretError) as error:
+        load_personal(FileStore(folder, sync=True))
+    assert str(error.value) == f"{folder}: was written by another version of Floret, with other parameters of fedrep"
+
+
 def test_one_federation_of_another_name_and_several(there: Federated, floret: Floret, tmp_path: Path) -> None:
     states = tmp_path / "clinics"
     shutil.copytree(there.states / "default", states / "clinic")

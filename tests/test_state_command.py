@@ -5,7 +5,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import pytest
 import torch
 
 from cli import main as command
+from client_app.inventory import remove, shelves
 from client_app.serving import find_personal, load_personal
 from client_app.state import ClientState, FileStore
 from common.durable import claim_client
+from common.errors import FloretError
 from tests.conftest import PATIENCE
 from tests.harness import ROOT, federate
 
@@ -154,6 +157,41 @@ def test_what_is_removed_is_asked_for(
     assert code == ends
     assert line in lines[-1]
     assert folder.is_dir() == (answer != "y\n")
+
+
+def with_version(tmp_path: Path) -> FileStore:
+    store = FileStore.at(tmp_path, "f", "fedper", "a", sync=True)
+    with store.claim():
+        ClientState(store).commit(1, {"model.w": torch.ones(2)})
+    return store
+
+
+def test_what_a_node_keeps_meanwhile_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, released = with_version(tmp_path), FileStore.claim
+
+    @contextmanager
+    def claim(self: FileStore) -> Iterator[None]:
+        with released(self):
+            yield
+        with released(store):  # a node that starts just then
+            ClientState(store).commit(1, {"model.w": torch.zeros(2)})
+
+    monkeypatch.setattr(FileStore, "claim", claim)
+    remove(list(shelves(tmp_path, "f", None, None)), tmp_path)
+    assert ClientState(store).load()["model.w"].tolist() == [0, 0]
+
+
+def test_what_cannot_be_removed_is_told_and_what_is_not_florets_stays(tmp_path: Path) -> None:
+    store = with_version(tmp_path)
+    (store.directory / "notes.txt").write_text("mine")
+    odd = store.directory / "00000009.json"
+    odd.mkdir()
+    with pytest.raises(FloretError, match=rf"^{odd}: cannot be removed \("):
+        remove(list(shelves(tmp_path, "f", None, None)), tmp_path)
+    odd.rmdir()
+    with_version(tmp_path)
+    remove(list(shelves(tmp_path, "f", None, None)), tmp_path)
+    assert [path.name for path in store.directory.iterdir()] == ["notes.txt"]
 
 
 @pytest.mark.thorough

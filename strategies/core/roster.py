@@ -7,7 +7,7 @@ from statistics import median
 from common.accuracies import EXACT
 from common.bounds import MOST_TIMES
 from common.errors import FloretError
-from common.names import natural_key
+from common.names import NaturalKey, natural_key
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Roster:
         self._online: set[int] | None = None  # None: before the first ``see``
         self._unsure: set[int] = set()
         self._ordered: list[Client] = []  # cached, because sorting is slow; emptied by ``_put``
-        self._keys: dict[str, list[tuple[int, int, str]]] = {}  # what clients are sorted by, which takes longer
+        self._keys: dict[str, NaturalKey] = {}  # what clients are sorted by, which takes longer
 
     def __len__(self) -> int:
         return len(self._clients)
