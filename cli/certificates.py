@@ -18,7 +18,6 @@ from cli.paths import NamedPath
 from cli.ranges import WholeRange
 from common.durable import write_whole
 from common.errors import FloretError, one_line
-from common.proof import load_key
 
 CA_DAYS = 3650
 # So that a machine whose clock is slow accepts a certificate that was just issued.
@@ -117,6 +116,8 @@ def _issue(directory: Path, names: Sequence[x509.GeneralName], days: int, renew:
 
 def _node(folder: Path, name: str) -> str:
     """Make the key pair of a node unless it has one; return what was done."""
+    from common.proof import load_key
+
     _make_folder(folder)
     private, public = folder / name, folder / f"{name}.pub"
     if public.exists():
@@ -276,6 +277,15 @@ def _make_folder(path: Path) -> None:
 
 
 def _write_private(path: Path, content: bytes) -> None:
-    """Create a file that only its owner can read; it must not exist."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
+    """Create a file that only its owner can read, whole or not at all; it must not exist."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+    except BaseException as error:
+        path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)
+        raise

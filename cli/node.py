@@ -20,7 +20,7 @@ from common.home import states_folder
     help="Own data: train.npz and test.npz, or image folders; with --partition the run's dataset.",
 )
 @click.option("--partition", metavar="I/N", help="Not own data: partition I of N of the run's dataset, from 0.")
-@click.option("--state-dir", type=NamedPath(), help="Where personal models stay. [~/.floret/state]")
+@click.option("--state-dir", type=NamedPath(), help="Where personal models stay. [default: state in FLORET_HOME]")
 @click.option("--root-certificates", type=NamedPath(), help="The CA of the SuperLink's certificate.")
 @click.option("--key", type=NamedPath(), help="This node's private key, where the SuperLink wants one.")
 @click.option("--insecure", is_flag=True, help="No TLS: anyone on the network can read and alter what travels.")

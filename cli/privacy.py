@@ -19,7 +19,7 @@ DELTA = 1e-5
 
 @click.command()
 @click.option("--client-name", help="Of this client only.")
-@click.option("--state-dir", type=NamedPath(), help="As of floret node. [default: ~/.floret/state]")
+@click.option("--state-dir", type=NamedPath(), help="As of floret node. [default: state in FLORET_HOME]")
 @click.option(
     "--policy",
     "policy_file",

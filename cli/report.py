@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def report(runs: tuple[Path, ...], output: Path | None) -> None:
     """Write the report of a run, or compare several.
 
-    RUN is a run directory, finished or not, or the name of one in ~/.floret/runs. One: its report.html is written
+    RUN is a run directory, finished or not, or the name of one in the folder of runs. One: its report.html is written
     again, and its table of clients is printed. Several: compare.html in the current directory, and a table with a row
     for each. The folder of a sweep or a table stands for its runs, those side by side.
     """

@@ -19,7 +19,7 @@ def _of_personal(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--client-name", help="Whose model; needed only if there are several."),
         click.option("--method", help="Of which method; needed only if there are several."),
         click.option("--federation", help="Of which federation; needed only if there are several."),
-        click.option("--state-dir", type=NamedPath(), help="As of floret node. [default: ~/.floret/state]"),
+        click.option("--state-dir", type=NamedPath(), help="As of floret node. [default: state in FLORET_HOME]"),
     ):
         command = option(command)
     return command

@@ -18,7 +18,7 @@ def _of_states(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--client-name", help="Of this client only."),
         click.option("--method", help="Of this method only."),
         click.option("--federation", help="Of this federation only."),
-        click.option("--state-dir", type=NamedPath(), help="As of floret node. [default: ~/.floret/state]"),
+        click.option("--state-dir", type=NamedPath(), help="As of floret node. [default: state in FLORET_HOME]"),
     ):
         command = option(command)
     return command

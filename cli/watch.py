@@ -13,7 +13,7 @@ from cli.ranges import WholeRange
     "--output-dir",
     type=NamedPath(str),
     metavar="DIR",
-    help="Where runs are, as the key of the run config. [default: ~/.floret/runs]",
+    help="Where runs are, as the key of the run config. [default: runs in FLORET_HOME]",
 )
 @click.option("--open", "show", is_flag=True, help="Open the page in the browser.")
 def watch(runs: tuple[str, ...], port: int, output_dir: str | None, show: bool) -> None:

@@ -3,10 +3,20 @@
 import os
 from pathlib import Path
 
+from common.errors import FloretError
+
 
 def floret_home() -> Path:
-    """Return ``FLORET_HOME``, ``~/.floret`` by default."""
-    return Path(os.environ.get("FLORET_HOME", "~/.floret")).expanduser()
+    """Return ``FLORET_HOME``, ``~/.floret`` by default.
+
+    Raises:
+        FloretError: it is relative: files of one node or server would be in several places.
+    """
+    said = os.environ.get("FLORET_HOME") or "~/.floret"
+    home = Path(said).expanduser()
+    if not home.is_absolute():
+        raise FloretError(f"FLORET_HOME = {said!r}: must be an absolute path")
+    return home
 
 
 def states_folder(state_dir: Path | str | None) -> Path:

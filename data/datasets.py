@@ -462,6 +462,11 @@ def _to_fetch(dataset: str, data_dir: str, download: bool) -> bool:
         raise DataError(
             f"dataset {dataset} needs data-dir (--data for tables), the directory that has {official.place}{fetch}"
         )
+    if is_file(Path(data_dir).expanduser()):
+        raise DataError(
+            f"data-dir = {data_dir}: is a file; dataset {dataset} needs the directory that has {official.place}"
+            + ('; for a file of your own set dataset="npz"' if data_dir.endswith(".npz") else "")
+        )
     folder = Path(data_dir).expanduser() / official.folder
     missing = next((folder / name for name in official.files if not is_file(folder / name)), None)
     if missing and not (download and official.kind):

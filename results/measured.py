@@ -331,7 +331,9 @@ def loaded(
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise OtherFileError(f"{path}: is not of this version's format; {advice}")
+            of_sweep = isinstance(content, dict) and "grid" in content
+            what = "is of a sweep" if of_sweep else "is not of this version's format"
+            raise OtherFileError(f"{path}: {what}; {advice}")
         if type(content["window"]) is not int or content["window"] < 1:
             raise TypeError("its window is no number of rounds")
         if window is not None and content["window"] != window:

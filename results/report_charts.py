@@ -4,6 +4,7 @@ Matplotlib is imported when a chart is drawn. No chart depends on the user's mat
 anything else than the run, so the same run gives the same bytes.
 """
 
+import logging
 import math
 import re
 import warnings
@@ -82,6 +83,8 @@ def draw(width: int, height: int, says: str, paint: Callable[[Figure], None]) ->
 
 def painted(width: int, height: int, paint: Callable[[Figure], None], settings: Mapping[str, Any]) -> str:
     """Return what ``paint`` draws with ``settings`` of matplotlib's as an ``<svg>`` element, without a date."""
+    # It warns of a home that it cannot write, before it works without.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     import matplotlib.style
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure

@@ -81,8 +81,18 @@ def short(name: str, length: int = 28) -> str:
 
 
 def cut(names: Sequence[str], length: int) -> list[str]:
-    """Return names of at most ``length`` characters; as they are where several would be the same."""
-    cuts = [short(name, length) for name in names]
+    """Return names of runs, such as ``"fedper, seed 0"``, of at most ``length`` characters.
+
+    Their last parts are left out, so that no key loses its value. Where several would be the same they are whole.
+    """
+
+    def shortened(name: str) -> str:
+        name = printable(name)
+        if len(name) <= length or ", " not in name[: length - 2]:
+            return short(name, length)
+        return f"{name[: length - 1].rpartition(', ')[0]}, …"
+
+    cuts = [shortened(name) for name in names]
     return [short(name, len(name)) if cuts.count(one) > 1 else one for name, one in zip(names, cuts, strict=True)]
 
 

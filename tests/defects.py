@@ -373,8 +373,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "the oldest checkpoint is read",
-            'glob("round-*.json"), reverse=True)',
-            'glob("round-*.json"))',
+            "key=lambda path: natural_key(path.name), reverse=True)",
+            "key=lambda path: natural_key(path.name))",
             f"{RESUME}::test_files_of_mail_do_not_pile_up",
         ),
     ),
@@ -3647,8 +3647,8 @@ DEFECTS: list[Defect] = [
         "client_app/node/transport.py",
         (
             "a wrong clock is not told",
-            "self.code = WRONG_CLOCK if",
-            "self.code = self.code if",
+            "                        self.code = WRONG_CLOCK\n",
+            "                        pass\n",
             "tests/test_supernode.py",
         ),
     ),
@@ -4337,8 +4337,8 @@ DEFECTS: list[Defect] = [
         "server_app/federation.py",
         (
             "a start waits in silence",
-            "if here < wanted and time.monotonic() > tell:",
-            "if here > wanted and time.monotonic() > tell:",
+            "elif now > tell:",
+            "elif now > tell + 1e9:",
             "tests/test_keys.py::test_a_start_that_waits_says_so_and_leaves_nothing_if_nobody_comes",
         ),
     ),

@@ -1,5 +1,6 @@
 """``floret certificates``: its files work with real TLS, a real SuperLink and real nodes."""
 
+import errno
 import ipaddress
 import json
 import os
@@ -231,6 +232,23 @@ def test_the_superlinks_certificate_is_valid_no_longer_than_its_ca(made: Path) -
     make(made, "--renew", "--days", "36500")
     ca, issued = (x509.load_pem_x509_certificate((made / f"{name}.crt").read_bytes()) for name in ("ca", "superlink"))
     assert issued.not_valid_after_utc == ca.not_valid_after_utc
+
+
+@pytest.mark.parametrize("place", ["ca.key", "nodes/east"])
+def test_a_full_disk_leaves_no_part_of_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    if place != "ca.key":
+        make(tmp_path, "--host", "h")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", full)
+        with pytest.raises(FloretError, match=rf"^{tmp_path / place}: No space left on device$"):
+            make(tmp_path, "--host", "h", "--node", "east")
+    assert not (tmp_path / place).exists()
+    make(tmp_path, "--host", "h", "--node", "east")
+    shake_hands(tmp_path, tmp_path / "ca.crt", "h")
 
 
 def test_nodes_can_be_added_where_the_ca_key_is_not(made: Path) -> None:

@@ -15,8 +15,9 @@ from flwr.common.config import parse_config_args
 from cli.main import floret, main
 from cli.run import federation_configs, split_arguments
 from common.config import Privacy, RunConfig, key_of
-from common.errors import ConfigError
+from common.errors import ConfigError, FloretError
 from common.flower import check_connection
+from common.home import floret_home
 from common.local_superlink import simulated_clients
 from common.run_config import as_pairs, default_config, parse_run_config, parse_run_configs, run_config_text
 from common.yamlfile import read_yaml
@@ -26,6 +27,7 @@ from server_app.settings import read_config
 from strategies import METHODS
 from tests.conftest import free_port
 from tests.harness import ROOT, run_config
+from tests.test_data_paths import forbidden
 
 
 @pytest.mark.parametrize(
@@ -294,6 +296,33 @@ def test_an_output_or_an_option_that_is_wrong_is_one_line(
     assert line.replace("FILE", str(file)) in said
     assert said.count("\n") == 1
     assert file.read_text() == "kept"
+
+
+def test_the_folder_that_keeps_files_is_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
+    for said, home in (
+        (None, Path.home() / ".floret"),
+        ("", Path.home() / ".floret"),
+        ("~/kept", Path.home() / "kept"),
+    ):
+        if said is None:
+            monkeypatch.delenv("FLORET_HOME", raising=False)
+        else:
+            monkeypatch.setenv("FLORET_HOME", said)
+        assert floret_home() == home
+    monkeypatch.setenv("FLORET_HOME", "kept")
+    with pytest.raises(FloretError, match=r"^FLORET_HOME = 'kept': must be an absolute path$"):
+        floret_home()
+
+
+def test_a_place_of_another_users_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["floret", "state", "list", "--state-dir", str(tmp_path)])
+    with forbidden(tmp_path), pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    line = f"floret: {tmp_path}: Permission denied; do this as the user whose it is, or name another place\n"
+    assert capfd.readouterr().err == line
 
 
 def test_the_clients_of_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1073,6 +1073,16 @@ def test_data_dir_of_an_official_dataset_may_not_be_empty():
     )
 
 
+def test_data_dir_of_an_official_dataset_is_no_file(tmp_path):
+    file = tmp_path / "cifar10.npz"
+    file.touch()
+    assert message(data.check, config(dataset="cifar10", data_dir=str(file), download=True)) == (
+        f"data-dir = {file}: is a file; dataset cifar10 needs the directory that has cifar-10-batches-py/; for a file "
+        'of your own set dataset="npz"'
+    )
+    assert not message(data.check, config(dataset="mnist", data_dir=str(file))).startswith("dataset")
+
+
 def save_batch(path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(pickle.dumps(content))

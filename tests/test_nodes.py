@@ -1087,7 +1087,8 @@ def test_keys_that_the_superlink_does_not_know(secure: Secure) -> None:
     )
     assert (
         stranger
-        == f"{where}: does not know --key {key}; register its public key there: flwr supernode register {key}.pub"
+        == f"{where}: does not know --key {key}; where flwr is used, register its public key: flwr supernode register "
+        "stranger.pub CONNECTION"
     )
     assert without == f"{where}: accepts only nodes with a registered key; see --key"
 

@@ -518,7 +518,7 @@ def test_a_comparison_tells_of_privacy_and_of_the_number_of_clients(tmp_path: Pa
     differing = {row[0]: row[1:] for row in page.body("differing")}
     assert differing == {"privacy.unit": ["example", "none", "none"], "clients": ["5", "5", "7"]}
     assert [row[11] for row in page.body("figures")] == ["1.5", MISSING, MISSING]
-    assert table(runs).splitlines()[-1] == "pfakd, privacy.uni…xample, clients 5: privacy spent, epsilon 1.5"
+    assert table(runs).splitlines()[-1] == "pfakd, privacy.unit example, …: privacy spent, epsilon 1.5"
 
 
 def test_a_comparison_tells_of_other_files_and_of_own_data(tmp_path: Path) -> None:
@@ -584,8 +584,17 @@ def test_a_run_of_which_no_reply_was_used_says_so(tmp_path: Path) -> None:
 
 
 def test_names_that_a_cut_would_make_the_same_are_not_cut() -> None:
-    names = [f"fedper, seed 0, rounds {rounds}, participation 1" for rounds in (3, 20)]
-    assert cut([*names, "fedavg, " + "x" * 40], 36) == [*names, "fedavg, " + "x" * 10 + "…" + "x" * 17]
+    names = [f"fedper, seed 0, participation 1, rounds {rounds}" for rounds in (3, 20)]
+    assert cut(names, 36) == names
+    assert cut([names[0], "fedavg, seed 0", "x" * 40], 36) == [
+        "fedper, seed 0, participation 1, …",
+        "fedavg, seed 0",
+        "x" * 18 + "…" + "x" * 17,
+    ]
+    # A part that does not fit goes whole, with its value.
+    assert cut(["fedper, num-classes 0, rounds 20, min-clients 2"], 36) == ["fedper, num-classes 0, rounds 20, …"]
+    assert cut(["fedper, num-classes 0, rounds 200, min-clients 2"], 36) == ["fedper, num-classes 0, rounds 200, …"]
+    assert cut(["fedper, num-classes 0, rounds 2000, min-clients 2"], 36) == ["fedper, num-classes 0, …"]
 
 
 def test_runs_that_differ_in_nothing_are_named_by_directory(tmp_path: Path) -> None:
@@ -642,7 +651,7 @@ def test_megabytes_keep_what_matters(count: int, text: str) -> None:
     assert megabytes(count) == text
 
 
-def floret(*arguments: str, cwd: Path, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
+def floret(*arguments: str, cwd: Path, hash_seed: str = "0", **variables: str) -> subprocess.CompletedProcess[str]:
     home = {"FLORET_HOME": str(cwd / "floret")}
     environment = {
         **os.environ,
@@ -650,6 +659,7 @@ def floret(*arguments: str, cwd: Path, hash_seed: str = "0") -> subprocess.Compl
         "PYTHONPATH": str(ROOT),
         "PYTHONHASHSEED": hash_seed,
         "PYTHONIOENCODING": "utf-8",
+        **variables,
     }
     return subprocess.run(
         [sys.executable, "-m", "cli.main", *arguments],
@@ -665,7 +675,8 @@ def floret(*arguments: str, cwd: Path, hash_seed: str = "0") -> subprocess.Compl
 @pytest.mark.thorough
 def test_command_reports_a_run(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run")
-    result = floret("report", "run", cwd=tmp_path)
+    # Also where matplotlib can keep nothing.
+    result = floret("report", "run", cwd=tmp_path, HOME="/proc/none", MPLCONFIGDIR="/proc/none")
     assert (result.returncode, result.stderr) == (0, "")
     assert str(directory / "report.html") in result.stdout
     assert client_table(read_run(directory)) in result.stdout

@@ -210,6 +210,23 @@ def test_a_device_whose_clock_is_wrong_is_told(unchecked: type[Node], tmp_path: 
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("api", ["control", "serverappio"])
+def test_another_api_of_the_superlink_is_told(
+    unchecked: type[Node], tmp_path: Path, capfd: pytest.CaptureFixture[str], api: str
+) -> None:
+    """As a SuperLink of Flower's answers at 9093, which has no such calls, and at 9091, which wants a token first."""
+
+    def refuse(context: grpc.ServicerContext) -> Any:
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, "Authentication failed.")
+
+    answers: dict[str, Callable[..., Any]] = {} if api == "control" else {"RegisterNode": refuse}
+    with superlink(answers) as port, pytest.raises(UnreachableError) as error:
+        unchecked(options(tmp_path, port, insecure=True)).run()
+    assert error.match(rf"^--superlink 127.0.0.1:{port}: is not a SuperLink's Fleet API; that is where nodes join, at")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.thorough
 def test_a_supernode_without_heartbeats_is_started_again(
     unchecked: type[Node], tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,9 +249,9 @@ def test_a_supernode_without_heartbeats_is_started_again(
         "PullMessages": lambda _: PullMessagesResponse(),
     }
     with superlink(answers) as port, pytest.raises(FloretError, match="accepts only nodes with a registered key"):
-        unchecked(options(tmp_path, port, insecure=True)).run()
+        unchecked(options(tmp_path, port, insecure=True, max_wait=30.0)).run()
     assert len(begun) == 2
-    assert f"The SuperNode ended with code {transport.THREAD_ENDED}; starting it again" in caplog.text
+    assert f"the SuperNode ended with code {transport.THREAD_ENDED}; trying again in" in caplog.text
     said = capfd.readouterr().err
     assert "A thread of the SuperNode ended (_InactiveRpcError: the disk is full)" in said
     assert "Traceback" not in said

@@ -128,6 +128,7 @@ def test_files_without_runs(tmp_path: Path) -> None:
         (None, "is no file of results (Is a directory)"),
         ("# Floret", "is no file of results (JSONDecodeError: Expecting value: line 1 column 1 (char 0))"),
         ("{}", "is not of this version's format"),
+        ('{"grid": ["seed=[0]"], "runs": []}', "is of a sweep"),
     ],
 )
 def test_of_another_file_it_is_told_which_is_wanted(tmp_path: Path, content: str | None, wrong: str) -> None:

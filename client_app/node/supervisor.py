@@ -20,6 +20,7 @@ from client_app.node.transport import (
     PARENT,
     STILL_THERE,
     TURNED_AWAY,
+    WRONG_API,
     WRONG_CLOCK,
     WRONG_VERSION,
     GoneError,
@@ -33,9 +34,9 @@ from common.proof import load_key
 log = logging.getLogger("flwr")
 
 # Seconds: between attempts to reach the SuperLink (first, most), for the import of PyTorch on a slow device, for the
-# SuperNode to start, and for it to stop.
+# SuperNode to start, for a SuperLink to turn it away, and for it to stop.
 _AGAIN = (1.0, 10.0)
-_IMPORT, _START, _STOP = 300.0, 60.0, 15.0
+_IMPORT, _START, _AT_ONCE, _STOP = 300.0, 60.0, 10.0, 15.0
 
 
 class Node:
@@ -71,10 +72,9 @@ class Node:
                 try:
                     preflight.check_connection(self.options)
                     self._join()
-                    deadline, pause = time.monotonic() + patience, _AGAIN[0]
                 except preflight.UnreachableError as error:
                     # Who is turned away is so at once: this one was in the federation.
-                    if time.monotonic() - self._joined > _START:
+                    if time.monotonic() - self._joined > _AT_ONCE:
                         deadline, pause = time.monotonic() + patience, _AGAIN[0]
                     left = deadline - time.monotonic()
                     if left <= 0:
@@ -114,8 +114,9 @@ class Node:
         """Start the SuperNode and serve its tasks until it ends, or until this node is to stop.
 
         Raises:
-            UnreachableError: the SuperLink still counts a node with this key as connected.
-            FloretError: it refused the node.
+            UnreachableError: the SuperNode ended, and may not if it is started again: the SuperLink still counts a node
+                with this key as connected, the clocks differ, or what answers is no Fleet API.
+            FloretError: the SuperLink refused the node.
         """
         port = _free_port()
         with self._started(port) as supernode:
@@ -143,16 +144,22 @@ class Node:
             raise preflight.UnreachableError(
                 f"{where}: its clock differs from this device's, which says {now} UTC; set the one that is wrong"
             )
+        if code == WRONG_API:
+            raise preflight.UnreachableError(
+                f"{where}: is not a SuperLink's Fleet API; that is where nodes join, at port 9092 by default, not at "
+                "9091 or 9093"
+            )
         if code == WRONG_VERSION:
             raise FloretError(f"{where}: the SuperLink runs a version of Flower that does not go with this node's")
         if code == TURNED_AWAY and self.options.key:
             key = self.options.key
             raise FloretError(
-                f"{where}: does not know --key {key}; register its public key there: flwr supernode register {key}.pub"
+                f"{where}: does not know --key {key}; where flwr is used, register its public key: flwr supernode "
+                f"register {key.name}.pub CONNECTION"
             )
         if code == TURNED_AWAY:
             raise FloretError(f"{where}: accepts only nodes with a registered key; see --key")
-        log.warning("The SuperNode ended with code %s; starting it again", code)
+        raise preflight.UnreachableError(f"{where}: the SuperNode ended with code {code}")
 
     @contextmanager
     def _started(self, port: int) -> Iterator[subprocess.Popen[bytes]]:

@@ -60,6 +60,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectIdNotPreregisteredE
 
 # The SuperNode requires with every call the task's token and a version that is compatible with its own.
 from flwr.supercore.interceptors import AppIoTokenClientInterceptor, RuntimeVersionClientInterceptor
+from flwr.supercore.interceptors.appio_token_interceptor import AUTHENTICATION_FAILED_MESSAGE
 
 # Messages are sent in parts, some of which the other side already has: Flower's executor splits and joins them.
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
@@ -76,8 +77,9 @@ GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\
 ALPN = "h2"
 # Exit codes of the SuperNode's process: the SuperLink does not accept this key; it counts a node with this key as
 # connected; its version of Flower is not compatible; its clock differs from this node's; a thread of it
-# ended, such as that of its heartbeats. Flower's own SuperNode exits with 1 for any reason.
-TURNED_AWAY, STILL_THERE, WRONG_VERSION, WRONG_CLOCK, THREAD_ENDED = 71, 72, 73, 74, 75
+# ended, such as that of its heartbeats; what answers is not its Fleet API. Flower's own SuperNode exits with 1 for any
+# reason, and with 0 for some of these.
+TURNED_AWAY, STILL_THERE, WRONG_VERSION, WRONG_CLOCK, THREAD_ENDED, WRONG_API = 71, 72, 73, 74, 75, 76
 # Seconds that Flower's SuperNode sleeps when no message waits, that ours does at first, and the factor of growth.
 IDLE, FIRST, GROWTH = 3.0, 0.2, 1.1
 # Seconds after which a SuperNode that does not say what waits counts as gone.
@@ -414,6 +416,9 @@ class Reason(logging.Filter):
                 # A node that was killed counts as connected until its heartbeat is missed.
                 self.code = STILL_THERE if "could not be activated" in (error.details() or "") else TURNED_AWAY
                 return False
+            if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                self.code = WRONG_API
+                return False
             # As text it is several lines, of which only these say something.
             record.msg = f"{error.code().name}: {printable(error.details() or '')}"
         elif str(error).startswith(f"Exit Code: {ExitCode.RUNTIME_VERSION_INCOMPATIBLE}"):
@@ -431,8 +436,8 @@ class Reason(logging.Filter):
     def giving_up(self, retrying: Callable[[], RetryInvoker]) -> Callable[[], RetryInvoker]:
         """Return ``retrying``, which makes what repeats the calls to the SuperLink, with an eye on their errors.
 
-        The SuperLink refuses every call of a node whose clock is behind or ahead of its own. Flower's SuperNode then
-        ends in good order.
+        The SuperLink refuses every call of a node whose clock is behind or ahead of its own, and its ServerAppIo API
+        every call of a node. Flower's SuperNode then ends in good order.
         """
 
         def watched() -> RetryInvoker:
@@ -442,7 +447,11 @@ class Reason(logging.Filter):
 
             def look(error: Exception) -> bool:
                 if isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.UNAUTHENTICATED:
-                    self.code = WRONG_CLOCK if "Invalid timestamp" in (error.details() or "") else self.code
+                    said = error.details() or ""
+                    if "Invalid timestamp" in said:
+                        self.code = WRONG_CLOCK
+                    elif said == AUTHENTICATION_FAILED_MESSAGE:
+                        self.code = WRONG_API
                 return gives_up(error)
 
             invoker.should_giveup = look
@@ -523,4 +532,4 @@ def run_supernode() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit: an interpreter that shuts down sometimes hangs in the threads of gRPC's server.
-    os._exit((reason.code or code) if code or reason.code in (WRONG_CLOCK, THREAD_ENDED) else 0)
+    os._exit((reason.code or code) if code or reason.code in (WRONG_CLOCK, THREAD_ENDED, WRONG_API) else 0)
