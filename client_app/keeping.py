@@ -133,7 +133,7 @@ def kept(
         stay.add(last[line])
     for line in sorted({*safe, *others, new.line}):
         for number in stones[line]:
-            if number not in stay and (line == new.line or last[line] in stay):
+            if number not in stay:
                 room -= size[number]
                 if room >= 0:
                     stay.add(number)

@@ -5928,6 +5928,336 @@ DEFECTS: list[Defect] = [
             "tests/test_verify.py::test_a_run_without_a_dataset_is_told",
         ),
     ),
+    *_of(
+        "server",
+        "server_app/federation.py",
+        (
+            "a start fails at its deadline though enough are there",
+            " or now > deadline:",
+            ":",
+            "tests/test_names.py::test_a_start_does_not_wait_for_a_node_that_does_not_answer",
+        ),
+    ),
+    *_of(
+        "server",
+        "server_app/federation.py",
+        (
+            "a start waits for who does not answer",
+            " or now - enough > _GRACE or",
+            " or",
+            "tests/test_names.py::test_a_start_does_not_wait_for_a_node_that_does_not_answer",
+        ),
+    ),
+    *_of(
+        "server",
+        "server_app/federation.py",
+        (
+            "a run that goes on takes clients of another division of the data",
+            'self._partitions = about.get("num-partitions", 0)',
+            "pass",
+            "tests/test_names.py::test_a_run_that_goes_on_keeps_its_number_of_parts",
+        ),
+    ),
+    *_of(
+        "server",
+        "common/names.py",
+        (
+            "names with the same numbers tie",
+            "    return key, name\n",
+            '    return key, ""\n',
+            "tests/test_formulas.py::test_names_are_ordered_by_the_numbers_in_them",
+        ),
+    ),
+    *_of(
+        "config",
+        "cli/run.py",
+        (
+            "the spelling of an option decides which is the last",
+            "            found.append(argument)\n",
+            "            found.insert(0, argument)\n",
+            "tests/test_config.py::test_the_clients_of_a_simulation",
+        ),
+    ),
+    *_of(
+        "config",
+        "common/config.py",
+        (
+            "a batch size has no bound",
+            "batch_size: int = between(1, 1e9)",
+            "batch_size: int = between(1)",
+            "tests/test_config.py",
+        ),
+    ),
+    *_of(
+        "config",
+        "common/home.py",
+        (
+            "an empty FLORET_HOME is the working directory",
+            'os.environ.get("FLORET_HOME") or "~/.floret"',
+            'os.environ.get("FLORET_HOME", "~/.floret")',
+            "tests/test_config.py::test_the_folder_that_keeps_files_is_absolute",
+        ),
+    ),
+    *_of(
+        "config",
+        "cli/main.py",
+        (
+            "who may not read is told to name a place to write to",
+            "            if denied:\n",
+            "            if not denied:\n",
+            "tests/test_config.py::test_a_place_of_another_users_is_told",
+        ),
+    ),
+    *_of(
+        "serving",
+        "client_app/serving.py",
+        (
+            "a state without a parameter blames the run config",
+            "        except ConfigError as error:\n",
+            "        except KeyError as error:\n",
+            "tests/test_serving.py::test_a_state_from_before_a_parameter_existed_says_so",
+        ),
+    ),
+    *_of(
+        "state command",
+        "client_app/inventory.py",
+        (
+            "a folder is emptied although it has got a version",
+            '            if not any(folder.glob("*.json")):\n',
+            "            if True:\n",
+            "tests/test_state_command.py::test_a_folder_that_gets_a_version_meanwhile_is_in_use",
+        ),
+    ),
+    *_of(
+        "state command",
+        "client_app/inventory.py",
+        (
+            "what cannot be removed is a traceback",
+            "                _remove_folder(shelf.store)\n            except OSError",
+            "                _remove_folder(shelf.store)\n            except KeyError",
+            "tests/test_state_command.py::test_what_cannot_be_removed_is_told_and_what_is_not_florets_stays",
+        ),
+    ),
+    *_of(
+        "certificates",
+        "cli/certificates.py",
+        (
+            "an expired CA issues",
+            "if ca_certificate.not_valid_after_utc <= datetime.now(UTC):",
+            "if False:",
+            "tests/test_certificates.py::test_nothing_is_issued_by_a_ca_that_has_expired",
+        ),
+    ),
+    *_of(
+        "certificates",
+        "cli/certificates.py",
+        (
+            "a certificate outlives its CA",
+            "min(datetime.now(UTC) + timedelta(days=days), ca.not_valid_after_utc)",
+            "datetime.now(UTC) + timedelta(days=days)",
+            "tests/test_certificates.py::test_the_superlinks_certificate_is_valid_no_longer_than_its_ca",
+        ),
+    ),
+    *_of(
+        "certificates",
+        "cli/certificates.py",
+        (
+            "a full disk leaves an empty key",
+            "        path.unlink(missing_ok=True)\n",
+            "",
+            "tests/test_certificates.py::test_a_full_disk_leaves_no_part_of_a_key",
+        ),
+    ),
+    *_of(
+        "names",
+        "common/proof.py",
+        (
+            "a proof may be as long as it likes",
+            " or max(len(key), len(signature)) > _LONGEST:",
+            ":",
+            "tests/test_names.py::test_nothing_is_computed_with_a_proof_that_is_too_long",
+        ),
+    ),
+    *_of(
+        "wire",
+        "common/wire.py",
+        (
+            "a mask may have bytes beyond its bits",
+            " or (packing == BITS and len(array.data) != bits):",
+            ":",
+            "tests/test_replies.py::test_a_mask_has_no_bytes_beyond_its_bits",
+        ),
+    ),
+    *_of(
+        "wire",
+        "common/tensors.py",
+        (
+            "free sides of different peers must be equal",
+            '(match[1] if match else "", side.name)',
+            '("", side.name)',
+            "tests/test_replies.py::test_free_sides_of_different_peers_need_not_be_equal",
+        ),
+    ),
+    *_of(
+        "checkpoint",
+        "server_app/checkpoint.py",
+        (
+            "files of mail pile up",
+            "if taken > _LOOSE * sum(place.size for place in places.values()):",
+            "if False:",
+            "tests/test_resume.py::test_files_of_mail_do_not_pile_up",
+        ),
+    ),
+    *_of(
+        "checkpoint",
+        "server_app/checkpoint.py",
+        (
+            "what an unreadable manifest names is removed",
+            "                return  # which files it needs",
+            "                continue  # which files it needs",
+            "tests/test_resume.py::test_what_a_manifest_names_that_cannot_be_read_now_stays",
+        ),
+    ),
+    *_of(
+        "checkpoint",
+        "server_app/checkpoint.py",
+        (
+            "a client that tells what there is not is taken",
+            " or client.accuracies not in TELLING:",
+            ":",
+            "tests/test_resume.py::test_a_checkpoint_with_a_right_checksum_that_is_none_is_passed_over",
+        ),
+    ),
+    *_of(
+        "checkpoint",
+        "server_app/checkpoint.py",
+        (
+            "a manifest names files by a path",
+            "if Path(file.name).name != file.name:",
+            "if False:",
+            "tests/test_resume.py::test_a_checkpoint_with_a_right_checksum_that_is_none_is_passed_over",
+        ),
+    ),
+    *_of(
+        "engine",
+        "engine/grid.py",
+        (
+            "a worker forgets what its batch needs",
+            "max(_SHARED, len(used))",
+            "_SHARED",
+            "tests/test_engine.py::test_a_batch_forgets_nothing_that_it_needs",
+        ),
+    ),
+    *_of(
+        "engine",
+        "engine/grid.py",
+        (
+            "what was not begun counts as an attempt",
+            "begun = place == 0 and not worker.killed",
+            "begun = place == 0",
+            "tests/test_engine.py::test_what_a_worker_that_took_too_long_had_not_begun_counts_as_no_attempt",
+        ),
+    ),
+    *_of(
+        "engine",
+        "engine/grid.py",
+        (
+            "messages out of time stay",
+            "while self._queue and self._open[self._queue[0]].deadline <= now:",
+            "while False:",
+            "tests/test_engine.py::test_messages_that_are_out_of_time_are_forgotten",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/audit.py",
+        (
+            "a clock that was set back begins the day anew when it is right",
+            '{"day": max(day, last),',
+            '{"day": day,',
+            "tests/test_policy.py::test_rounds_of_a_day",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/app.py",
+        (
+            "a file is named by the folder above it",
+            "key=len, reverse=True)",
+            "key=len)",
+            "tests/test_policy.py::test_no_text_for_the_server_says_where_the_nodes_folders_are",
+        ),
+    ),
+    *_of(
+        "state",
+        "client_app/state.py",
+        (
+            "a version has a checkpoint of a round to come",
+            "checkpointed=min(at.checkpointed, server_round),",
+            "checkpointed=at.checkpointed,",
+            "tests/test_state.py::test_a_server_cannot_have_a_checkpoint_of_a_round_that_is_to_come",
+        ),
+    ),
+    *_of(
+        "state",
+        "client_app/state.py",
+        (
+            "a round that is sent again keeps its first outcome",
+            "min(at.checkpointed, server_round - 1)",
+            "at.checkpointed",
+            "tests/test_state.py::test_a_server_cannot_have_a_checkpoint_of_a_round_that_is_to_come",
+        ),
+    ),
+    *_of(
+        "state",
+        "client_app/state.py",
+        (
+            "rights are taken through a link",
+            " and not path.is_symlink():",
+            ":",
+            "tests/test_state.py::test_nobody_else_can_read_a_state",
+        ),
+    ),
+    *_of(
+        "state",
+        "client_app/keeping.py",
+        (
+            "a later line with as many rounds displaces the first",
+            "for version in lines[line]), -line))",
+            "for version in lines[line]), line))",
+            "tests/test_state.py::test_of_lines_with_as_many_rounds_the_first_stays",
+        ),
+    ),
+    *_of(
+        "state",
+        "client_app/keeping.py",
+        (
+            "what is needed counts twice in the quota",
+            "room -= size[last[line]] if last[line] not in stay else 0",
+            "room -= size[last[line]]",
+            "tests/test_state.py::test_what_the_run_needs_itself_counts_once_in_the_quota",
+        ),
+    ),
+    *_of(
+        "nodes",
+        "client_app/node/transport.py",
+        (
+            "another API of the SuperLink is not told",
+            "                self.code = WRONG_API\n                return False\n",
+            "",
+            "tests/test_supernode.py::test_another_api_of_the_superlink_is_told",
+        ),
+    ),
+    *_of(
+        "report",
+        "results/text.py",
+        (
+            "a cut joins a key to another key's value",
+            "return f\"{name[: length - 1].rpartition(', ')[0]}, …\"",
+            "return short(name, length)",
+            "tests/test_report.py::test_names_that_a_cut_would_make_the_same_are_not_cut",
+        ),
+    ),
 ]
 
 

@@ -24,6 +24,7 @@ from selectors import EVENT_READ
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -35,8 +36,9 @@ from common.errors import ConfigError
 from common.flower import format_log
 from common.resources import Resources
 from common.simulation import KeptState
+from common.wire import to_record
 from engine.grid import EngineGrid, _Worker
-from engine.parcels import Answer, Batch, Task, from_bytes, to_bytes
+from engine.parcels import Answer, Batch, Shared, Task, from_bytes, to_bytes
 from engine.plan import Plan
 from engine.supervisor import prepare
 from engine.worker import FIRST_NODE, work
@@ -239,6 +241,46 @@ def test_an_answer_that_comes_when_its_time_has_run_out_is_passed_over() -> None
         grid._workers[0] = _Worker(process.pid, Pipe()[0], began=-1e9, tasks=deque([99]))
         grid._expire()
     assert not list(grid.pull_messages([key]))
+
+
+def test_a_batch_forgets_nothing_that_it_needs() -> None:
+    """Six clients get arrays of their own, more than a worker keeps."""
+    grid, _ = idle_grid(6, 60.0)
+    messages = [to_train(client, 1) for client in range(6)]
+    for client, message in enumerate(messages):
+        message.content["arrays"] = to_record({"w": np.full(2, client, np.float32)})
+    keys = [int(key) for key in grid.push_messages(messages)]
+    worker = _Worker(1, Pipe()[0])
+    batch = grid._batch(worker, keys)
+    used = [task.parts["arrays"] for task in batch.tasks]
+    assert all(isinstance(part, Shared) for part in used)
+    assert {part.number for part in used} == batch.shared.keys()  # type: ignore[union-attr]
+    assert len(batch.shared) == 6
+    assert not batch.forget
+    # The next one forgets those that were used longest ago.
+    assert len(grid._batch(worker, keys[-1:]).forget) == 2
+    assert len(worker.shared) == 4
+
+
+def test_what_a_worker_that_took_too_long_had_not_begun_counts_as_no_attempt() -> None:
+    grid, _ = idle_grid(2, 60.0)
+    keys = [int(key) for key in grid.push_messages([to_train(0, 1), to_train(1, 1)])]
+    with worker_of(grid) as (_far, process):
+        worker = grid._workers[0]
+        worker.began, worker.tasks = -1e9, deque(keys)
+        grid._queue.clear()
+        grid._expire()
+        assert process.wait(PATIENCE) == -signal.SIGKILL
+        grid._drop(0, "signal 9")
+    assert {number: item.attempts for number, item in grid._open.items()} == {keys[1]: 0}
+
+
+def test_messages_that_are_out_of_time_are_forgotten() -> None:
+    grid, _ = idle_grid(2, 60.0)
+    first, second = (int(key) for key in grid.push_messages([to_train(0, 1), to_train(1, 1)]))
+    grid._open[first].deadline = time.monotonic() - 1
+    grid._expire()
+    assert [*grid._open] == [*grid._queue] == [second]
 
 
 def test_messages_of_a_round_that_is_over_are_not_delivered() -> None:

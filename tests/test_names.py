@@ -165,6 +165,17 @@ def test_a_proof_that_is_none_is_refused(spoil: Callable[[Any], Any]) -> None:
         check(ConfigRecord(values), "m0", 1, "north")
 
 
+@pytest.mark.parametrize("part", ["key", "signature"])
+def test_nothing_is_computed_with_a_proof_that_is_too_long(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    def computed(*_: object) -> None:
+        raise AssertionError("the key of a proof was read")
+
+    monkeypatch.setattr("common.proof.serialization.load_der_public_key", computed)
+    proof = {**sign(key("n"), "m0", 1, "north"), part: bytes(2000)}
+    with pytest.raises(FloretError, match="the proof of its node key is none"):
+        check(ConfigRecord(proof), "m0", 1, "north")
+
+
 def test_a_key_that_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:
     for content, line in ((None, "cannot be read"), (b"no key", "is not a node's private key")):
         path = tmp_path / "key"

@@ -541,6 +541,10 @@ def test_no_text_for_the_server_says_where_the_nodes_folders_are(tmp_path: Path)
     (tmp_path / "policy.yaml").write_text("leaves: nonsense")
     site.node["policy"] = str(tmp_path / "policy.yaml")
     assert site.refusal().startswith("policy <policy>: leaves = ")
+    # Also where one is below the other.
+    (tmp_path / "policy.yaml").rename(tmp_path / "data/policy.yaml")
+    site.node["policy"] = str(tmp_path / "data/policy.yaml")
+    assert site.refusal().startswith("policy <policy>: leaves = ")
     del site.node["policy"]
     (tmp_path / "state" / ".audit").rename(tmp_path / "audit")
     (tmp_path / "state" / ".audit").write_text("in the way")
@@ -584,6 +588,11 @@ def test_rounds_of_a_day(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     write_manifest(count, {"day": "2999-01-01", "rounds": 2})
     assert "max-rounds-a-day" in site.refusal()
     assert f"{count}: counts the rounds of 2999-01-01, and the clock says 20" in caplog.text
+    # What a clock that is set back counts, it does not count anew when it is right again.
+    write_manifest(count, {"day": "2999-01-01", "rounds": 1})
+    assert "metrics" in site.ask("evaluate")
+    said = read_manifest(count)
+    assert (said["day"], said["rounds"]) == ("2999-01-01", 2)
 
     # Of a count that cannot be read now nobody knows how far it is.
     def failing(path: Path) -> Any:

@@ -28,7 +28,8 @@ from hypothesis import strategies as st
 from common.errors import LONGEST_TEXT, FloretError, printable
 from common.flower import TEXTS, Bound, Unpacked, _Begun
 from common.flower import Answers as Pulled
-from common.tensors import Free, TensorSpec
+from common.tensors import Free, TensorError, TensorSpec, check_free_sides
+from common.wire import pack, unpack
 from server_app.delivery import Delivery, bound_of
 from server_app.federation import LARGEST_MODEL, Federation
 from strategies.core import Client, RefusedError, send_and_receive
@@ -507,6 +508,22 @@ def test_an_answer_that_is_larger_than_any_of_the_run_is_not_kept() -> None:
             answers.pull("asked")
         assert bool(grid.pulled) == (not parts)
         assert not answers.begun("asked")
+
+
+def test_a_mask_has_no_bytes_beyond_its_bits() -> None:
+    specs = {"mask": TensorSpec((4,), "bool")}
+    record = pack({"mask": np.array([True, False, True, True])}, specs)
+    assert unpack(record, specs)["mask"].tolist() == [True, False, True, True]
+    record["mask"] = Array("bool", (4,), "floret.bits", record["mask"].data + bytes(1000))
+    with pytest.raises(TensorError, match="tensor mask has 1001 bytes for 4 bits"):
+        unpack(record, specs)
+
+
+def test_free_sides_of_different_peers_need_not_be_equal() -> None:
+    specs = {name: TensorSpec((3, Free(10, "n"))) for name in ("v", "w")}
+    check_free_sides({"0.v": (3, 5), "0.w": (3, 5), "1.w": (3, 7)}, specs, peers=True)
+    with pytest.raises(TensorError, match=r"tensor 0\.w has 7 for the side n, 0\.v has 5"):
+        check_free_sides({"0.v": (3, 5), "0.w": (3, 7)}, specs, peers=True)
 
 
 def bomb(times: int) -> dict[str, bytes]:

@@ -17,7 +17,7 @@ from flwr.app import Message
 from safetensors.numpy import load_file, save
 
 from client_app.app import app as client_app
-from common.durable import digest, read_manifest, write_manifest, write_whole
+from common.durable import UnreadableError, digest, read_manifest, write_manifest, write_whole
 from common.errors import FloretError
 from common.privacy.accounting import Release, epsilon_of
 from common.privacy.ledger import Ledger
@@ -633,6 +633,29 @@ def test_files_of_mail_do_not_pile_up(tmp_path: Path) -> None:
     assert {client: mail.round for client, mail in back.mail.items()}.items() >= rounds.items()
 
 
+def test_what_a_manifest_names_that_cannot_be_read_now_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path)
+
+    def write(server_round: int) -> None:
+        mail = {"a": Mail(server_round, partial(box, server_round))}
+        checkpoints.write(Checkpoint(server_round, "x", (), {"w": np.ones(1)}, {}, mail, [], {}, 1.0))
+
+    write(1)
+    write(2)
+
+    def unreadable(path: Path) -> dict[str, Any]:
+        if path.name == "round-000002.json":
+            raise UnreadableError("no rights now")
+        return read_manifest(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("server_app.checkpoint.read_manifest", unreadable)
+        write(3)
+    (tmp_path / "round-000003.json").unlink()
+    back, notes = Checkpoints(tmp_path).read()
+    assert (back.round, notes, back.mail["a"].tensors()["w"][0]) == (2, [], 2)
+
+
 def test_a_damaged_file_of_mail_is_found(tmp_path: Path) -> None:
     keys = keys_of("ua-pdfl")
     directory = crash(tmp_path / "cut", tmp_path / "states", 4, **keys)
@@ -726,6 +749,15 @@ def checkpointed(folder: Path) -> Path:
     return folder / "round-000002.json"
 
 
+def moved(content: dict[str, Any], name: str) -> None:
+    """Let a manifest say that its file of mail is called ``name``."""
+    old = content["files"][0]["name"]
+    content["files"][0]["name"] = name
+    content["mail"] = {
+        client: [name if file == old else file, *rest] for client, (file, *rest) in content["mail"].items()
+    }
+
+
 ODD: dict[str, Any] = {
     "no round": lambda c: c.pop("round"),
     "no clients": lambda c: c.pop("clients"),
@@ -738,9 +770,11 @@ ODD: dict[str, Any] = {
     "a client with other fields": lambda c: c.update(clients=[{"who": "a"}]),
     "a client with a number for a name": lambda c: c["clients"][0].update(name=7),
     "a client whose data are whose is a number": lambda c: c["clients"][0].update(own=1),
+    "a client that tells what there is not": lambda c: c["clients"][0].update(accuracies="all"),
     "clients as text": lambda c: c.update(clients="ab"),
     "files as text": lambda c: c.update(files="ab"),
-    "a file elsewhere": lambda c: c["files"][0].update(name="../x"),
+    "a file elsewhere": lambda c: moved(c, "../x"),
+    "a file that a path names": lambda c: moved(c, f"./{c['files'][0]['name']}"),
     "mail of nobody": lambda c: c["mail"].update(b=[c["files"][0]["name"], 2, 4000]),
     "mail without a file": lambda c: c["mail"].update(a=["none", 2, 4000]),
     "mail as a list": lambda c: c.update(mail=[1]),

@@ -119,6 +119,15 @@ def test_each_resume_undoes_what_came_after_its_round() -> None:
     assert not at(6, starts=(Start("d"),)).knows(named)
 
 
+def test_a_server_cannot_have_a_checkpoint_of_a_round_that_is_to_come(tmp_path: Path) -> None:
+    for r in (1, 2, 3):
+        train(tmp_path, r, checkpointed=99)
+    assert [version.checkpointed for version in store(tmp_path).versions([])] == [3, 2]
+    # Nor one of a round that it sends again.
+    assert train(tmp_path, 3, checkpointed=99) == 2
+    assert rounds(tmp_path) == [3, 2]
+
+
 def test_a_round_that_nothing_is_left_of_is_refused_and_nothing_changes(tmp_path: Path) -> None:
     for r in range(1, 11):
         train(tmp_path, r, checkpointed=8)
@@ -647,6 +656,26 @@ def test_a_quota_that_was_lowered_leaves_what_no_quota_takes() -> None:
     assert stays(versions, versions[0], [], Quota(1, 1000, ()), lambda version: True) == {1, 2, 4, 5}
 
 
+def test_of_lines_with_as_many_rounds_the_first_stays() -> None:
+    rows = [(1, 1), (2, 9), (3, 9), (4, 1), (5, 1)]  # line, rounds
+    versions = [
+        Version(number=line, lineage=str(line), attempt=0, round=rounds, first=1, line=line, trained=rounds, size=1)
+        for line, rounds in reversed(rows)
+    ]
+    assert stays(versions, versions[0], [], Quota(1, 1000, ()), lambda version: True) == {1, 2, 4, 5}
+
+
+def test_what_the_run_needs_itself_counts_once_in_the_quota() -> None:
+    rows = [(1, 1, 50), (2, 9, 50), (3, 1, 50), (4, 1, 1), (5, 1, 50), (6, 1, 1)]  # line, rounds, bytes
+    versions = [
+        Version(number=line, lineage=str(line), attempt=0, round=rounds, first=1, line=line, trained=rounds, size=size)
+        for line, rounds, size in reversed(rows)
+    ]
+    needed = [version for version in versions if version.line == 3]
+    for room, left in ((202, {1, 2, 3, 4, 5, 6}), (201, {1, 2, 3, 5, 6})):
+        assert stays(versions, versions[0], needed, Quota(8, room, ()), lambda version: True) == left
+
+
 def test_a_federation_of_an_earlier_version_of_floret_goes_on(tmp_path: Path) -> None:
     for r in range(1, 6):
         train(tmp_path, r, checkpointed=r - 1)
@@ -884,8 +913,13 @@ def test_nobody_else_can_read_a_state(tmp_path: Path, caplog: pytest.LogCaptureF
         folder = store(tmp_path / "states").directory
         for path in (folder, *folder.iterdir()):
             path.chmod(0o755 if path.is_dir() else 0o644)
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.touch(mode=0o644)
+        (folder / "link").symlink_to(elsewhere)
         with store(tmp_path / "states").claim():
             pass
+        assert elsewhere.stat().st_mode & 0o777 == 0o644
+        (folder / "link").unlink()
         assert modes(folder) == {("folder", "0o700"), ("file", "0o600")}
         assert caplog.text.count("others could read it; from now on only its owner can") == 1
         # a folder that was there and is not ours alone is not touched

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from cli import main as command
-from client_app.inventory import remove, shelves
+from client_app.inventory import remove, remove_unused, shelves
 from client_app.serving import find_personal, load_personal
 from client_app.state import ClientState, FileStore
 from common.durable import claim_client
@@ -179,6 +179,28 @@ def test_what_a_node_keeps_meanwhile_is_not_removed(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(FileStore, "claim", claim)
     remove(list(shelves(tmp_path, "f", None, None)), tmp_path)
     assert ClientState(store).load()["model.w"].tolist() == [0, 0]
+
+
+def test_a_folder_that_gets_a_version_meanwhile_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, free = FileStore.at(tmp_path, "f", "fedper", "a", sync=True), FileStore.claim
+    with store.claim():
+        pass
+
+    @contextmanager
+    def claim(self: FileStore) -> Iterator[None]:
+        with free(self):
+            ClientState(store).commit(1, {"model.w": torch.ones(2)})  # by a node that had it just before
+            yield
+
+    monkeypatch.setattr(FileStore, "claim", claim)
+    assert not remove_unused(tmp_path)
+    assert ClientState(store).load()["model.w"].tolist() == [1, 1]
+    monkeypatch.undo()
+    assert not remove_unused(tmp_path)
+    with FileStore.at(tmp_path, "f", "fedper", "b", sync=True).claim():
+        pass
+    assert remove_unused(tmp_path)
+    assert [path.name for path in (tmp_path / "f/fedper").iterdir()] == ["a"]
 
 
 def test_what_cannot_be_removed_is_told_and_what_is_not_florets_stays(tmp_path: Path) -> None:
