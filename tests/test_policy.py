@@ -318,6 +318,24 @@ def test_a_personal_model_that_is_finite_and_of_no_use_is_not_kept(tmp_path: Pat
     assert metrics_of(site.ask("evaluate", sent)) | {"seconds": 0.0} == before | {"seconds": 0.0}
 
 
+def test_tensors_that_begin_near_zero_may_grow_a_little(tmp_path: Path) -> None:
+    sent = shared(initial())
+    nothing = {name: (1e-6 * array).astype(np.float32) for name, array in sent.items()}
+    keys: dict[str, Any] = {"local_epochs": 1, "batch_size": 60, "weight_decay": 0.0}
+    trained = arrays_of(Site(tmp_path / "one", "min-steps: 1").ask("train", nothing, lr=0.3, **keys))
+
+    def size(arrays: dict[str, np.ndarray]) -> float:
+        return float(np.sqrt(np.mean(np.concatenate([array.ravel() for array in arrays.values()]) ** 2)))
+
+    assert size(trained) > 100 * size(nothing)
+    site = Site(tmp_path / "two", "min-steps: 1")
+    site.ask("train", nothing, lr=1e-10, **keys)
+    fits, absurd = ({name: np.full_like(array, value) for name, array in sent.items()} for value in (0.9, 1.1))
+    line = site.refusal(arrays=absurd, lr=1e-10, **keys)
+    assert re.match(r"the server sent extractor\S+ with a root mean square of 1\.1; more than 1000 times", line)
+    assert "arrays" in site.ask("train", fits, lr=1e-10, **keys)
+
+
 def test_what_is_sent_and_kept_beside_the_model_is_looked_at_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
