@@ -6244,7 +6244,7 @@ DEFECTS: list[Defect] = [
         (
             "another API of the SuperLink is not told",
             "                self.code = WRONG_API\n                return False\n",
-            "",
+            "                pass\n                return False\n",
             "tests/test_supernode.py::test_another_api_of_the_superlink_is_told",
         ),
     ),
