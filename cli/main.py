@@ -92,7 +92,7 @@ def main() -> None:
             denied = error.errno in (errno.EACCES, errno.EPERM)
             way_out = "name a place that is there and that you may write to"
             if denied:
-                way_out = "do this as the user whose it is, or name another place"
+                way_out = "do this as the user who owns it, or name another place"
             _fail(f"{error.filename}: {error.strerror}; {way_out}", 2)
         if error.errno in _OUTPUT:
             _fail(f"the output cannot be written ({error.strerror})", 2)

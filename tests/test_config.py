@@ -321,7 +321,7 @@ def test_a_place_of_another_users_is_told(
     with forbidden(tmp_path), pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    line = f"floret: {tmp_path}: Permission denied; do this as the user whose it is, or name another place\n"
+    line = f"floret: {tmp_path}: Permission denied; do this as the user who owns it, or name another place\n"
     assert capfd.readouterr().err == line
 
 
