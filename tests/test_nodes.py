@@ -957,10 +957,12 @@ def test_a_node_waits_as_long_again_after_it_has_been_in_the_federation(
             self.request.sendall(b"\0\0\0\4\0\0\0\0\0")
 
     def join(node: Node) -> None:
+        node._joined = time.monotonic() - 11
         time.sleep(1.6)
         server.shutdown()
         server.server_close()
         left.append(time.monotonic())
+        raise UnreachableError("the SuperNode ended")
 
     monkeypatch.setattr(Node, "_join", join)
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answers) as server:

@@ -60,6 +60,8 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectIdNotPreregisteredE
 
 # The SuperNode requires with every call the task's token and a version that is compatible with its own.
 from flwr.supercore.interceptors import AppIoTokenClientInterceptor, RuntimeVersionClientInterceptor
+
+# What another API of the SuperLink answers who has no token of it. Without it: the text itself.
 from flwr.supercore.interceptors.appio_token_interceptor import AUTHENTICATION_FAILED_MESSAGE
 
 # Messages are sent in parts, some of which the other side already has: Flower's executor splits and joins them.
