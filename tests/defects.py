@@ -6278,6 +6278,16 @@ DEFECTS: list[Defect] = [
             "tests/test_policy.py::test_tensors_that_begin_near_zero_may_grow_a_little",
         ),
     ),
+    *_of(
+        "nodes",
+        "client_app/node/supervisor.py",
+        (
+            "a node that was in the federation does not wait as long again",
+            "if time.monotonic() - self._joined > _AT_ONCE:",
+            "if False:",
+            "tests/test_nodes.py::test_a_node_waits_as_long_again_after_it_has_been_in_the_federation",
+        ),
+    ),
 ]
 
 
