@@ -450,10 +450,15 @@ def stop(deployment: Deployment, run: Process) -> None:
 
 def hold_up_in_training(node: Process, proxy: Proxy) -> None:
     """Return when a node has claimed its next message to train, of a large model, and got a megabyte of it."""
-    since = len(node.text())
     proxy.pause_after(1_000_000)
-    node.wait_for("Receiving: train message", since=since)
     until(proxy.held_up, "a message of some megabytes")
+
+    def receiving() -> bool:
+        """Whether it has begun with a message, which may have been on its way before the pause, and not ended."""
+        _, begun, rest = node.text().rpartition("Receiving: train message")
+        return bool(begun) and "Received successfully" not in rest
+
+    until(receiving, "a message to train that is being received")
     time.sleep(10 * tasks._IDLE)  # by then it has claimed it, which no log says, on a busy machine, too
 
 
