@@ -90,9 +90,10 @@ def main() -> None:
     except OSError as error:
         if error.filename is not None:
             denied = error.errno in (errno.EACCES, errno.EPERM)
-            way_out = "name a place that is there and that you may write to"
             if denied:
                 way_out = "do this as the user who owns it, or name another place"
+            else:
+                way_out = "name a place that is there and that you may write to"
             _fail(f"{error.filename}: {error.strerror}; {way_out}", 2)
         if error.errno in _OUTPUT:
             _fail(f"the output cannot be written ({error.strerror})", 2)
