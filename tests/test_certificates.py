@@ -63,6 +63,20 @@ def shake_hands(server: Path, ca: Path, host: str) -> None:
     assert not sides
 
 
+def expire(folder: Path, name: str) -> None:
+    """Let a certificate end the day before it began, signed by the same CA."""
+    ca_key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
+    file = folder / f"{name}.crt"
+    old = x509.load_pem_x509_certificate(file.read_bytes())
+    begun, ended = old.not_valid_before_utc - timedelta(days=9), old.not_valid_before_utc - timedelta(days=1)
+    builder = x509.CertificateBuilder(
+        old.issuer, old.subject, old.public_key(), old.serial_number, begun, ended, list(old.extensions)
+    )
+    expired = builder.sign(ca_key, old.signature_hash_algorithm)  # type: ignore[arg-type]
+    file.write_bytes(expired.public_bytes(serialization.Encoding.PEM))
+
+
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
     folder = tmp_path / "made"
@@ -174,20 +188,7 @@ def test_renew_takes_the_same_hosts_and_a_new_date(made: Path, capsys: pytest.Ca
 
 
 def test_an_expired_certificate_is_refused_and_told(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ca_key = serialization.load_pem_private_key((made / "ca.key").read_bytes(), None)
-    assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
-    old = x509.load_pem_x509_certificate((made / "superlink.crt").read_bytes())
-    builder = x509.CertificateBuilder(
-        old.issuer,
-        old.subject,
-        old.public_key(),
-        old.serial_number,
-        old.not_valid_before_utc - timedelta(days=9),
-        old.not_valid_before_utc - timedelta(days=1),
-        list(old.extensions),
-    )
-    expired = builder.sign(ca_key, old.signature_hash_algorithm)  # type: ignore[arg-type]
-    (made / "superlink.crt").write_bytes(expired.public_bytes(serialization.Encoding.PEM))
+    expire(made, "superlink")
     assert "EXPIRED" in told(capsys, made, "--node", "east")
     with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
         shake_hands(made, made / "ca.crt", "localhost")
@@ -196,15 +197,7 @@ def test_an_expired_certificate_is_refused_and_told(made: Path, capsys: pytest.C
 
 
 def test_nothing_is_issued_by_a_ca_that_has_expired(made: Path) -> None:
-    key = serialization.load_pem_private_key((made / "ca.key").read_bytes(), None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    old = x509.load_pem_x509_certificate((made / "ca.crt").read_bytes())
-    begun, ended = old.not_valid_before_utc - timedelta(days=9), old.not_valid_before_utc - timedelta(days=1)
-    builder = x509.CertificateBuilder(
-        old.issuer, old.subject, old.public_key(), old.serial_number, begun, ended, list(old.extensions)
-    )
-    expired = builder.sign(key, old.signature_hash_algorithm)  # type: ignore[arg-type]
-    (made / "ca.crt").write_bytes(expired.public_bytes(serialization.Encoding.PEM))
+    expire(made, "ca")
     before = contents(made)
     for options in (["--renew"], ["--host", "new.example.org"]):
         with pytest.raises(FloretError, match=r"ca\.crt: has expired, so nothing can be issued by it; remove "):

@@ -642,13 +642,17 @@ def test_the_quota_of_bytes_is_never_passed(tmp_path: Path) -> None:
     assert files(tmp_path) == before
 
 
-def test_a_quota_that_was_lowered_leaves_what_no_quota_takes() -> None:
-    """The first line, the one with the most rounds and the last one, though they are larger than it together."""
-    rows = [(1, 1, 50), (2, 9, 50), (3, 1, 50), (4, 1, 50), (5, 1, 1)]  # line, rounds, bytes
-    versions = [
+def one_a_line(*rows: tuple[int, int, int]) -> list[Version]:
+    """Return a version of each line, newest first; a row is a line, its rounds and its bytes."""
+    return [
         Version(number=line, lineage=str(line), attempt=0, round=rounds, first=1, line=line, trained=rounds, size=size)
         for line, rounds, size in reversed(rows)
     ]
+
+
+def test_a_quota_that_was_lowered_leaves_what_no_quota_takes() -> None:
+    """The first line, the one with the most rounds and the last one, though they are larger than it together."""
+    versions = one_a_line((1, 1, 50), (2, 9, 50), (3, 1, 50), (4, 1, 50), (5, 1, 1))
     quota = Quota(runs=8, bytes=100, milestones=())
     assert stays(versions, versions[0], [], quota, lambda version: True) == {1, 2, 4, 5}
     assert stays(versions, versions[0], [], replace(quota, bytes=1000), lambda version: True) == {1, 2, 3, 4, 5}
@@ -657,20 +661,12 @@ def test_a_quota_that_was_lowered_leaves_what_no_quota_takes() -> None:
 
 
 def test_of_lines_with_as_many_rounds_the_first_stays() -> None:
-    rows = [(1, 1), (2, 9), (3, 9), (4, 1), (5, 1)]  # line, rounds
-    versions = [
-        Version(number=line, lineage=str(line), attempt=0, round=rounds, first=1, line=line, trained=rounds, size=1)
-        for line, rounds in reversed(rows)
-    ]
+    versions = one_a_line((1, 1, 1), (2, 9, 1), (3, 9, 1), (4, 1, 1), (5, 1, 1))
     assert stays(versions, versions[0], [], Quota(1, 1000, ()), lambda version: True) == {1, 2, 4, 5}
 
 
 def test_what_the_run_needs_itself_counts_once_in_the_quota() -> None:
-    rows = [(1, 1, 50), (2, 9, 50), (3, 1, 50), (4, 1, 1), (5, 1, 50), (6, 1, 1)]  # line, rounds, bytes
-    versions = [
-        Version(number=line, lineage=str(line), attempt=0, round=rounds, first=1, line=line, trained=rounds, size=size)
-        for line, rounds, size in reversed(rows)
-    ]
+    versions = one_a_line((1, 1, 50), (2, 9, 50), (3, 1, 50), (4, 1, 1), (5, 1, 50), (6, 1, 1))
     needed = [version for version in versions if version.line == 3]
     for room, left in ((202, {1, 2, 3, 4, 5, 6}), (201, {1, 2, 3, 5, 6})):
         assert stays(versions, versions[0], needed, Quota(8, room, ()), lambda version: True) == left
