@@ -55,9 +55,8 @@ _OPTIONS = (
         "--federation-config",
         "federation_configs",
         multiple=True,
-        default=["client-resources-num-cpus=1"],
-        show_default=True,
-        help="As for `flwr run`, after the number of clients; repeatable.",
+        help="As for `flwr run`, but for the number of clients; repeatable. A client has one CPU unless "
+        "client-resources-num-cpus is among them.",
     ),
     engine_options,
     kernels_option,
@@ -154,12 +153,12 @@ class TableOptions:
         from server_app.settings import read_config
 
         same = {**self.same(), **setting}
-        given = {**parse_federation_configs(self.federation_configs), **same}
+        federation = {"client-resources-num-cpus": "1", **parse_federation_configs(self.federation_configs)}
+        given = {**federation, **same}
         for key, instead in {**_SET_BY, **SET_BY_COMMAND}.items():
             if key in given:
                 raise ConfigError(f"{key} = {given[key]!r}: cannot be set for a table: {instead}")
-        federation = federation_text(self.federation_configs)
-        planned = experiment.planned_runs(sorted(seeds), self.scale, self.data(), federation, same)
+        planned = experiment.planned_runs(sorted(seeds), self.scale, self.data(), federation_text(federation), same)
         for place in planned:
             try:
                 read_config(runs.config(place.spec))

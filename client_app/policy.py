@@ -440,8 +440,12 @@ def declared(config: RunConfig, parameters: Any, shape: tuple[int, ...], classes
 
 
 def kinds_sent(config: RunConfig, parameters: Any) -> frozenset[str]:
-    """Return the kinds of tensors that a method sends, with the model ``cnn2``, which all methods take."""
-    return declared(replace(config, model="cnn2"), parameters, (1, 28, 28), 10).kinds
+    """Return the kinds of tensors that a method sends, on inputs of a shape that the run's model takes.
+
+    Raises:
+        ConfigError: the model cannot be cut at ``head-layers``, or a network beside it takes no such inputs.
+    """
+    return declared(config, parameters, (64,) if config.model == "fasttext" else (3, 64, 64), 10).kinds
 
 
 def kind_of(name: str) -> str:

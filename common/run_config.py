@@ -57,13 +57,9 @@ def parse_federation_configs(texts: Iterable[str]) -> dict[str, str]:
     return keys
 
 
-def federation_text(texts: Iterable[str]) -> str:
-    """Return several ``--federation-config`` as one, which has each key once.
-
-    Raises:
-        ConfigError: as of ``parse_federation_configs``.
-    """
-    return " ".join(f"{key}={value}" for key, value in parse_federation_configs(texts).items())
+def federation_text(keys: Mapping[str, str]) -> str:
+    """Return keys of ``parse_federation_configs`` as one ``--federation-config``."""
+    return " ".join(f"{key}={value}" for key, value in keys.items())
 
 
 def _parse(text: str, of: str, example: str) -> dict[str, Any]:

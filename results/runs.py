@@ -3,7 +3,6 @@
 import fcntl
 import hashlib
 import json
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +16,7 @@ from common.durable import locked, open_file, write_whole
 from common.errors import ConfigError, FloretError
 from common.kernels import NATIVE
 from common.resources import clients_of_simulation
-from common.run_config import default_config, merged
+from common.run_config import default_config, federation_text, merged, parse_federation_configs
 from results.conditions import (
     commit,
     each_in_turn,
@@ -43,7 +42,7 @@ SET_BY_COMMAND = {
 _OWN_DATA = ("npz", "npz-clients", "image-folder")
 _FEDERATION = "--federation-config"
 # What of it only says how clients share a machine.
-_SHARED = re.compile(r"(?:^|\s+)(?:client-resources-num-gpus|init-args-num-[cg]pus)=\S+")
+_SHARED = ("client-resources-num-gpus", "init-args-num-cpus", "init-args-num-gpus")
 # Keys that mean nothing in a simulation.
 _REAL_NODES = ("return-timeout",)
 # Seconds that a run waits for its clients unless its keys say otherwise: a client whose answer comes too late is left
@@ -306,8 +305,10 @@ class Runs:
 
 
 def clients_alone(federation: str) -> str:
-    """Return a federation config without what only says how its clients share a machine."""
-    return _SHARED.sub("", federation).strip()
+    """Return a federation config without what only says how its clients share a machine, in an order of its own."""
+    keys = parse_federation_configs([federation])
+    first = {key: keys[key] for key in ("num-supernodes",) if key in keys}
+    return federation_text(first | {key: keys[key] for key in sorted(keys.keys() - first.keys() - {*_SHARED})})
 
 
 def _computed(config: Mapping[str, Any], federation: str) -> dict[str, Any]:

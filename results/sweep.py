@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from common.durable import write_whole
 from common.errors import ConfigError, FloretError, printable
-from common.run_config import federation_text, parse_run_configs
+from common.run_config import federation_text, parse_federation_configs, parse_run_configs
 from results.jobs import Job
 from results.run import Run
 from results.runs import PLACES, SET_BY_COMMAND, Runs, RunSpec
@@ -45,7 +45,8 @@ class Sweep:
         Raises:
             ConfigError: a grid, the run config or the federation config cannot be read.
         """
-        same, federation = parse_run_configs(run_configs), federation_text(federation_configs)
+        same = parse_run_configs(run_configs)
+        federation = federation_text(parse_federation_configs(federation_configs))
         for key, instead in SET_BY_COMMAND.items():
             if key in same:
                 raise ConfigError(f"{key} = {same[key]!r}: cannot be set for a sweep: {instead}")

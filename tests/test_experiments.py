@@ -39,7 +39,7 @@ from results.fit import Fit, Setting, Trial, baselines, fit_stem
 from results.history import ClientRound, History, Round, Scores, Traffic
 from results.jobs import Job, run_missing
 from results.measured import AS_MEASURED, GLOBAL_MODEL, READINGS, Accuracies, MeasuredRun, Records, loaded, thin_curve
-from results.runs import Runs, RunSpec
+from results.runs import Runs, RunSpec, clients_alone
 from results.sweep import Sweep
 from results.tables import ExperimentResults, environment_notes
 from server_app.settings import read_config
@@ -1650,8 +1650,27 @@ def test_of_options_that_are_given_twice_all_count(tmp_path: Path, planned: list
     assert len(planned) == (2 if name == "reproduce" else 1)
     for spec in planned:
         assert (spec.keys["local-epochs"], spec.keys["batch-size"]) == (3, 7)
-        assert spec.federation.endswith("init-args-num-cpus=6 client-resources-num-cpus=2")
-        assert "=5" not in spec.federation
+        parts = [part for part in spec.federation.split() if not part.startswith("num-supernodes=")]
+        assert sorted(parts) == ["client-resources-num-cpus=2", "init-args-num-cpus=6"]
+
+
+@pytest.mark.parametrize("name", ["reproduce", "fit"])
+def test_clients_of_a_table_have_one_cpu_unless_it_is_said(tmp_path: Path, planned: list[RunSpec], name: str) -> None:
+    CliRunner().invoke(floret, arguments(name, tmp_path, "--federation-config", "client-resources-num-gpus=0.5"))
+    assert planned
+    for spec in planned:
+        assert "client-resources-num-cpus=1 client-resources-num-gpus=0.5" in spec.federation
+
+
+def test_a_federation_config_in_another_order_is_that_of_the_same_run() -> None:
+    for text in (
+        "num-supernodes=10 client-resources-num-cpus=1",
+        "client_resources_num_cpus=1 init-args-num-cpus=4 num_supernodes=10",
+        "init-args-num-gpus=1 num-supernodes=10 client-resources-num-gpus=0.5 client-resources-num-cpus=1",
+    ):
+        assert clients_alone(text) == "num-supernodes=10 client-resources-num-cpus=1"
+    assert clients_alone("") == ""
+    assert clients_alone("num-supernodes=10 client-resources-num-cpus=2").endswith("num-cpus=2")
 
 
 @pytest.mark.parametrize("name", ["sweep", "reproduce", "fit"])

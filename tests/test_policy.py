@@ -987,6 +987,22 @@ def test_the_command_refuses_what_a_node_would(keys: str, wrong: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "keys",
+    [
+        'method="fedper" model="resnet18" head-layers=4',
+        'method="fedper" model="vgg11" head-layers=5',
+        'method="fedkd" model="fasttext" dataset="ag-news" fedkd.student-model="fasttext"',
+    ],
+)
+def test_the_command_reads_a_run_with_its_own_model(keys: str) -> None:
+    from click.testing import CliRunner
+
+    assert "This run is permitted" in CliRunner().invoke(floret, ["policy", "-c", keys]).output
+    done = CliRunner().invoke(floret, ["policy", "-c", 'method="fedper" head-layers=9'])
+    assert str(done.exception).startswith("head-layers = 9: must be from 1 to ")
+
+
+@pytest.mark.parametrize(
     "keys", ['privacy.unit="client" privacy.epsilon=8.0', 'privacy.unit="example" privacy.noise=0.1']
 )
 def test_the_command_permits_noise_that_a_node_would(keys: str) -> None:
