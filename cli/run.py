@@ -60,7 +60,7 @@ def run(engine: str, kernels: str, arguments: tuple[str, ...]) -> None:
     superlink = places[1] if len(places) > 1 else ""
     check_connection(superlink)
     check_local_superlink(superlink)
-    clients = simulated_clients(federation_configs(rest), superlink)
+    clients = simulated_clients(values_of("--federation-config", rest), superlink)
     check_both_halves(config, kind, parameters, clients)
     tell_unused({"run config:": given}, [values])
     if clients is not None:
@@ -70,7 +70,7 @@ def run(engine: str, kernels: str, arguments: tuple[str, ...]) -> None:
     use_own_commands()
     # In one option: of several, Flower keeps only the last table of a method. Each key once, or Flower refuses it.
     command = ["flwr", "run", *rest, *(("--run-config", run_config_text(texts)) if texts else ())]
-    if "--stream" in rest and "--format" not in {part.partition("=")[0] for part in rest}:
+    if "--stream" in rest and values_of("--format", rest)[-1:] != ["json"]:
         # By its file: what is on PYTHONPATH would be there for the SuperLink that `flwr run` starts, too.
         os.execv(sys.executable, [sys.executable, "-P", stream.__file__, superlink, *command])
     os.execvp("flwr", command)
@@ -84,7 +84,7 @@ def _run_here(arguments: tuple[str, ...], kernels: str) -> NoReturn:
         )
     places, texts, rest = split_arguments(arguments)
     app = Path(places[0] if places else ".")
-    federation = federation_configs(rest)
+    federation = values_of("--federation-config", rest)
     others = [part for part in rest if part not in (*places[:1], "--federation-config", "--stream", *federation)]
     others = [part for part in others if not part.startswith("--federation-config=")]
     if others:
@@ -149,9 +149,9 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], lis
     return places, texts, rest
 
 
-def federation_configs(arguments: Sequence[str]) -> list[str]:
-    """Return the values of ``--federation-config`` among the arguments of `flwr run`, in their order."""
-    option, found = "--federation-config", []
+def values_of(option: str, arguments: Sequence[str]) -> list[str]:
+    """Return the values of an option, such as ``--federation-config``, among the arguments of `flwr run`, in turn."""
+    found = []
     for before, argument in pairwise(["", *arguments]):
         if before == option:
             found.append(argument)

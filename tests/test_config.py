@@ -13,7 +13,8 @@ import pytest
 from flwr.common.config import parse_config_args
 
 from cli.main import floret, main
-from cli.run import federation_configs, split_arguments
+from cli.run import split_arguments, values_of
+from common import stream
 from common.config import Privacy, RunConfig, key_of
 from common.errors import ConfigError, FloretError
 from common.flower import check_connection
@@ -325,13 +326,39 @@ def test_a_place_of_another_users_is_told(
     assert capfd.readouterr().err == line
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], True),
+        (["--format", "default"], True),
+        (["--format=json", "--format", "default"], True),
+        (["--format=json"], False),
+        (["--format", "json"], False),
+    ],
+)
+def test_with_its_log_a_run_says_whether_it_failed_unless_it_prints_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], told: bool
+) -> None:
+    from click.testing import CliRunner
+
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    (tmp_path / "config.toml").write_text('[superlink.far]\naddress = "superlink.example.org:9093"\n')
+    started: list[list[str]] = []
+    for name in ("execv", "execvp"):
+        monkeypatch.setattr(f"os.{name}", lambda _, command: started.append(command))
+    CliRunner().invoke(floret, ["run", str(ROOT), "far", "--stream", *options], catch_exceptions=False)
+    command = ["flwr", "run", str(ROOT), "far", "--stream", *options]
+    assert started[0] == ([sys.executable, "-P", stream.__file__, "far", *command] if told else command)
+
+
 def test_the_clients_of_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Flower has them: the last option that says it, or the connection; none here for a SuperLink elsewhere."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     rest = ["app", "--federation-config", "num-supernodes=3 client-resources-num-cpus=1", "--stream"]
-    assert simulated_clients(federation_configs(rest)) == 3
-    assert simulated_clients(federation_configs([*rest, "--federation-config=num_supernodes=4"])) == 4
-    assert simulated_clients(federation_configs(["--federation-config=num_supernodes=4", *rest])) == 3
+    assert simulated_clients(values_of("--federation-config", rest)) == 3
+    other = "--federation-config=num_supernodes=4"
+    assert simulated_clients(values_of("--federation-config", [*rest, other])) == 4
+    assert simulated_clients(values_of("--federation-config", [other, *rest])) == 3
     for text in ("num-supernodes=0", "num-supernodes=many", "num-supernodes=2.5"):
         with pytest.raises(ConfigError, match=rf"--federation-config {text}: must be a whole number, at least 1"):
             simulated_clients([text])
