@@ -38,7 +38,7 @@ class Phase:
 
     Attributes:
         parameters: what is trained; everything else is frozen meanwhile.
-        loss: from a batch to a scalar.
+        loss: from a batch to a scalar; not asked where examples are protected, but ``losses``.
         lr, momentum, weight_decay: of this optimizer; None for those of the round.
         after_step: called after each step, for a mask or a projection of the weights.
     """
@@ -337,6 +337,8 @@ class LocalTraining:
                         value = clipper.sum_gradients(phase.parameters, losses, batch)
                     self._add_noise(phase.parameters)
                     optimizer.step()
+                    if phase.after_step:
+                        phase.after_step()
                 total, samples = total + value, samples + len(index)
         return total / max(samples, 1)
 

@@ -286,7 +286,7 @@ class Evidence:
         )
 
     def papers(self) -> list[str]:
-        """Return the lines of a table with a line for each paper: its largest run, of several of one size that of the first table."""
+        """Return the lines of a table with a line a paper: its largest run, of one size that of the first table."""
         lines = [
             "| Paper | Its method above the best rival | Reported | Ours | Claims |",
             "|---|---|---:|---:|---|",

@@ -6288,6 +6288,66 @@ DEFECTS: list[Defect] = [
             "tests/test_nodes.py::test_a_node_waits_as_long_again_after_it_has_been_in_the_federation",
         ),
     ),
+    *_of(
+        "policy",
+        "client_app/methods/gpfl.py",
+        (
+            "GPFL's angle draws a class of one sample, and trains its embedding",
+            "self._embeddings(), self._drawn, 1.0)",
+            "self._embeddings(), torch.ones_like(self._drawn), 1.0)",
+            "tests/test_policy.py::test_an_embedding_of_a_class_of_one_sample_is_not_trained",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/policy.py",
+        (
+            "what a run sends is read with another model than its own",
+            "declared(config, parameters, (64,) if",
+            'declared(replace(config, model="cnn2"), parameters, (64,) if',
+            "tests/test_policy.py::test_the_command_reads_a_run_with_its_own_model",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "cli/run.py",
+        (
+            "with --format default nobody says whether a run failed",
+            'values_of("--format", rest)[-1:] != ["json"]',
+            'not values_of("--format", rest)',
+            "tests/test_config.py::test_with_its_log_a_run_says_whether_it_failed_unless_it_prints_json",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "results/runs.py",
+        (
+            "the order of a federation config makes another run",
+            "for key in sorted(keys.keys() - first.keys() - {*_SHARED})",
+            "for key in keys if key not in first and key not in _SHARED",
+            "tests/test_experiments.py::test_a_federation_config_in_another_order_is_that_of_the_same_run",
+        ),
+    ),
+    *_of(
+        "evidence",
+        "cli/table_options.py",
+        (
+            "a federation config of a table drops the one CPU of each client",
+            '{"client-resources-num-cpus": "1", **parse_federation_configs(self.federation_configs)}',
+            "{**parse_federation_configs(self.federation_configs)}",
+            "tests/test_experiments.py::test_clients_of_a_table_have_one_cpu_unless_it_is_said",
+        ),
+    ),
+    *_of(
+        "privacy",
+        "client_app/training.py",
+        (
+            "nothing is done after a protected step",
+            "                    optimizer.step()\n                    if phase.after_step:\n                        phase.after_step()\n                total",
+            "                    optimizer.step()\n                total",
+            "tests/test_privacy.py::test_a_phase_does_something_after_each_protected_step_too",
+        ),
+    ),
 ]
 
 

@@ -304,6 +304,20 @@ def test_a_target_for_a_class_of_one_sample_tells_nothing_of_it(
     assert (moves and samples_in(site, sent, after) > 0.05) == read
 
 
+@pytest.mark.parametrize(("least", "moves"), [(5, False), (1, True)])
+def test_an_embedding_of_a_class_of_one_sample_is_not_trained(tmp_path: Path, least: int, moves: bool) -> None:
+    """GPFL's angle draws the class to its embedding, and the embedding to the class."""
+    site = Site(tmp_path, f"validation-fraction: 0\nmin-class-samples: {least}")
+    site.train_y = np.where(np.arange(60) == 17, 9, np.arange(60) % 9)
+    np.savez(site.folder / "data" / "train.npz", x=site.train_x, y=site.train_y)
+    embeddings = np.eye(CLASSES, WIDTH, dtype=np.float32)
+    keys: dict[str, Any] = {"gpfl__valve": False, "gpfl__mu": 0.0, "weight_decay": 0.0, "local_epochs": 2}
+    sent = shared(initial()) | {"embeddings.weight": embeddings}
+    after = arrays_of(site.ask("train", sent, method="gpfl", **keys))["embeddings.weight"]
+    assert not np.array_equal(after[:9], embeddings[:9])
+    assert (not np.array_equal(after[9], embeddings[9])) == moves
+
+
 def test_a_personal_model_that_is_finite_and_of_no_use_is_not_kept(tmp_path: Path) -> None:
     site, sent = Site(tmp_path, "min-steps: 1\naccuracies: exact"), shared(initial())
     keys: dict[str, Any] = {"local_epochs": 1, "batch_size": 60, "weight_decay": 0.0}

@@ -570,6 +570,26 @@ def test_the_delta_and_the_accountant_of_the_keys_are_those_of_the_figures(tmp_p
         assert spent == epsilon_of([Release(3.0, 1.0, 1)], *said)
 
 
+def test_a_phase_does_something_after_each_protected_step_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heads: list[torch.Tensor] = []
+
+    def masked(
+        self: FloretClient, epochs: int, phases: Any, *rest: Any, real: Any = FloretClient._run_protected
+    ) -> float:
+        def mask() -> None:
+            with torch.no_grad():
+                self.model.head.weight[0] = 0.0
+            heads.append(self.model.head.weight.clone())
+
+        return float(real(self, epochs, [replace(phase, after_step=mask) for phase in phases], *rest))
+
+    monkeypatch.setattr(FloretClient, "_run_protected", masked)
+    federate(tmp_path / "runs", 1, method="fedavg", rounds=1, **EXAMPLE)
+    assert len(heads) > 1
+    assert not torch.equal(heads[0], heads[-1])
+    assert not any(head[0].any() for head in heads)
+
+
 def test_a_protected_run_begins_with_nothing_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The epsilon of a run does not count what another one made of the examples."""
     heads: list[torch.Tensor] = []

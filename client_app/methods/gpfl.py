@@ -60,7 +60,6 @@ class GPFL(FloretClient):
             self._frozen = self._embeddings().detach().clone()
             self._drawn = ~self.rare()
             self._global = self._frozen.mean(0)
-            self._all = torch.ones(len(self._frozen), dtype=torch.bool, device=self.device)
             optimizers.append(self.optimizer(networks, momentum=0.0, weight_decay=self.parameters.mu))
 
         def step(batch: Batch) -> Tensor:
@@ -84,7 +83,7 @@ class GPFL(FloretClient):
             personal, general = valve(features, self.memory[CONTEXT]), valve(features, self._global)
         loss = F.cross_entropy(self.model.head(personal), batch.y)
         if own.angle:
-            loss = loss + contrast_loss(general.flatten(1), batch.y, self._embeddings(), self._all, 1.0)
+            loss = loss + contrast_loss(general.flatten(1), batch.y, self._embeddings(), self._drawn, 1.0)
         if own.magnitude:
             embeddings, drawn = self._frozen[batch.y], self._drawn[batch.y]
             distance = magnitude_loss(general.flatten(1), embeddings, drawn, own.magnitude_reduction)
