@@ -6343,7 +6343,8 @@ DEFECTS: list[Defect] = [
         "client_app/training.py",
         (
             "nothing is done after a protected step",
-            "                    optimizer.step()\n                    if phase.after_step:\n                        phase.after_step()\n                total",
+            "                    optimizer.step()\n                    if phase.after_step:\n"
+            "                        phase.after_step()\n                total",
             "                    optimizer.step()\n                total",
             "tests/test_privacy.py::test_a_phase_does_something_after_each_protected_step_too",
         ),
