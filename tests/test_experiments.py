@@ -1669,6 +1669,8 @@ def test_a_federation_config_in_another_order_is_that_of_the_same_run() -> None:
         "init-args-num-gpus=1 num-supernodes=10 client-resources-num-gpus=0.5 client-resources-num-cpus=1",
     ):
         assert clients_alone(text) == "num-supernodes=10 client-resources-num-cpus=1"
+    for text in ("verbose=true num-supernodes=10 backend=ray", "backend=ray verbose=true num-supernodes=10"):
+        assert clients_alone(text) == "num-supernodes=10 backend=ray verbose=true"
     assert clients_alone("") == ""
     assert clients_alone("num-supernodes=10 client-resources-num-cpus=2").endswith("num-cpus=2")
 
