@@ -319,7 +319,7 @@ class Request:
             seed=self.own_seed,
             resident=_resident if in_local_engine() else None,
             ledger=self.ledger,
-            min_class_samples=self.policy.min_class_samples if self.policy else 1,
+            **(self.policy.of_setting() if self.policy else {}),
         )
         return load_class("client_app.methods", config.method, FloretClient)(setting)
 

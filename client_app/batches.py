@@ -55,23 +55,27 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     return x.index_select(0, index)
 
 
-def epoch(split: Split, batch_size: int, order: torch.Generator, *, no_single: bool) -> Iterator[Batch]:
+def sliced(order: Tensor, batch_size: int, least: int) -> list[Tensor]:
+    """Return ``order``, (n,), in slices of ``batch_size``; fewer than ``least`` at its end are part of the last one."""
+    slices = list(torch.split(order, batch_size))
+    if len(slices) > 1 and len(slices[-1]) < least:
+        slices[-2:] = [torch.cat(slices[-2:])]
+    return slices
+
+
+def epoch(split: Split, batch_size: int, order: torch.Generator, *, least: int) -> Iterator[Batch]:
     """Go once through ``split`` in a new random order; the last batch may be smaller, none is dropped, none is empty.
 
     Args:
         split: training data, on the device where they are used.
         batch_size: samples a batch.
         order: the generator of this client and round; every epoch draws from it.
-        no_single: let a last batch of one sample join the batch before it, because batch normalisation cannot learn
-            from one sample.
+        least: a last batch of fewer samples joins the batch before it.
     """
     if not len(split):
         return
     permutation = torch.randperm(len(split), generator=order).to(split.x.device)
-    slices = list(torch.split(permutation, batch_size))
-    if no_single and len(slices) > 1 and len(slices[-1]) == 1:
-        slices[-2:] = [torch.cat(slices[-2:])]
-    for index in slices:
+    for index in sliced(permutation, batch_size, least):
         yield batch_of(split, index)
 
 

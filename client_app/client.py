@@ -561,8 +561,8 @@ class FloretClient(LocalTraining, NumPyClient):
                 continue
             if not self.withholds:
                 raise FloretError(
-                    f"training diverged: {group} has a root mean square of {size:.3g}, and {begun[group]:.3g} when the "
-                    f"round began; lower lr (now {self.lr:g}) or weight-decay (now {self.config.weight_decay:g})"
+                    f"training diverged: {group} is more than {GROWN:g} times as large as when the round began; lower "
+                    f"lr (now {self.lr:g}) or weight-decay (now {self.config.weight_decay:g})"
                 )
             with torch.no_grad():
                 for name, parameter in trained.items():

@@ -15,7 +15,8 @@ Of the last three stays also what their server could still go back to when they 
 
 Lines that come later never displace the first ones, however many they are and however often they are trained: of a
 new line nothing stays but in the two places after them. Of a line stay also its ``Quota.milestones``: without them,
-more rounds of the same run could replace all that it ever was.
+more rounds of the same run could replace all that it ever was. They are powers of two, so that at least half of the
+rounds before stay.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -74,7 +75,7 @@ class Quota:
 
     runs: int = 8
     bytes: int = 20 * _GB
-    milestones: tuple[int, ...] = (16, 64, 256, 1024, 4096)
+    milestones: tuple[int, ...] = tuple(1 << power for power in range(13))
 
     @classmethod
     def of(cls, node: Mapping[str, Any]) -> Self:

@@ -98,6 +98,7 @@ class Policy:
     min_samples: int = _number(10, 1)
     min_class_samples: int = _number(5, 1)
     min_steps: int = _number(2, 1)
+    min_batch_size: int = _number(8, 1)
     max_samples: int = _number(0, 0)
     validation_fraction: float = _number(0.1, 0, 0.5)
     max_local_epochs: int = _number(1000, 1)
@@ -126,6 +127,7 @@ class Policy:
             min_samples=1,
             min_class_samples=1,
             min_steps=1,
+            min_batch_size=1,
             max_decay=math.inf,
             noise_by_server=True,
             min_noise=0.0,
@@ -291,10 +293,11 @@ class Policy:
         if samples < self.min_samples:
             found = f"{samples}" if told else "fewer"
             raise _refused("min-samples", self.min_samples, f"there are {found} training samples")
-        batches = math.ceil(samples / config.batch_size)
-        # With batch normalisation a last batch of one sample is part of the batch before it.
-        alone = samples - (batches - 1) * config.batch_size == 1
-        steps = config.local_epochs * max(1, batches - alone)
+        if config.batch_size < min(self.min_batch_size, samples):
+            raise _refused("min-batch-size", self.min_batch_size, f"batch-size = {config.batch_size}")
+        batches, rest = divmod(samples, config.batch_size)
+        # So few are part of the batch before them; a single one is with batch normalisation, too.
+        steps = config.local_epochs * max(1, batches + (rest >= max(2, self.min_batch_size)))
         if steps < self.min_steps:
             said = f"local-epochs = {config.local_epochs}, batch-size = {config.batch_size}"
             found = f"{steps}" if told else "fewer"
@@ -337,6 +340,15 @@ class Policy:
             return "it is not among methods"
         wrong = sorted(kinds - self.kinds())
         return f"it sends {' and '.join(wrong)}" if wrong else ""
+
+    def of_setting(self) -> dict[str, Any]:
+        """Return the keys that a client half goes by, as the fields of ``ClientSetting`` of the same names."""
+        return {
+            "min_class_samples": self.min_class_samples,
+            "min_batch_size": self.min_batch_size,
+            "hidden_below": self.hidden_below,
+            "accuracies": self.accuracies,
+        }
 
     def budget(self) -> Budget:
         """Return what may be spent on privacy over all runs together, and the least noise."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from client_app.protection import Budget
 from client_app.state import ClientState
+from common.accuracies import EXACT
 from common.config import RunConfig
 from common.filters import ClientFilters
 from common.privacy.ledger import Ledger
@@ -34,6 +35,9 @@ class ClientSetting:
             its own.
         ledger: of what the client spends on privacy, and what its node permits; None in a simulation.
         min_class_samples: a class of the client's with fewer training samples is drawn to nothing that the server sent.
+        min_batch_size: a last batch of fewer samples is part of the batch before it.
+        hidden_below, accuracies: over fewer samples an accuracy is in nothing that leaves, and in it is as exact as one
+            that is told.
     """
 
     name: str
@@ -48,6 +52,9 @@ class ClientSetting:
     resident: "Resident | None" = None
     ledger: tuple[Ledger, Budget] | None = None
     min_class_samples: int = 1
+    min_batch_size: int = 1
+    hidden_below: int = 0
+    accuracies: str = EXACT
 
 
 @dataclass(frozen=True)

@@ -215,9 +215,16 @@ class LocalTraining:
         return batch.stages or self.model.extractor.stages(batch.x)
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Return a generator of this client, round and ``purpose``; what is drawn from it leaves the batches' order."""
-        seed = self.config.seed if self.setting.seed is None else self.setting.seed
-        return torch_generator(seed, purpose, self.setting.name, self.message["round"])
+        """Return a generator of this client, round and ``purpose``; what is drawn from it leaves the batches' order.
+
+        By a node's own seed it is one of the run and of what divides samples, too: with the same order twice, batches
+        that differ in one sample would show it.
+        """
+        of = (purpose, self.setting.name, self.message["round"])
+        if self.setting.seed is None:
+            return torch_generator(self.config.seed, *of)
+        division = (self.message.get("session.lineage", ""), self.config.batch_size, repr(self.setting.parameters))
+        return torch_generator(self.setting.seed, *of, *division)
 
     @contextmanager
     def still_statistics(self) -> Iterator[None]:
@@ -241,8 +248,18 @@ class LocalTraining:
     def training_batches(self) -> Iterable[Batch]:
         """Return the batches of one epoch, in the next order of this client and round."""
         trained = (module for network in self.on_batches() for module in network.modules())
-        no_single = any(isinstance(module, _BatchNorm) for module in trained)
-        return epoch(self.data.train, self.config.batch_size, self.order, no_single=no_single)
+        # Batch normalisation cannot learn from one sample.
+        least = max(self.fewest, 2 if any(isinstance(module, _BatchNorm) for module in trained) else 1)
+        return epoch(self.data.train, self.config.batch_size, self.order, least=least)
+
+    @property
+    def fewest(self) -> int:
+        """How many samples a batch has at least, if there are so many: a step could be all of an update.
+
+        One in a run whose noise the node adds, as with ``rare``.
+        """
+        covered = self.config.privacy.on and not self.config.privacy.by_server
+        return 1 if covered else self.setting.min_batch_size
 
     def frozen_extractor(self) -> Stack:
         """Return a copy of the extractor as it is now, in evaluation mode and without gradients."""

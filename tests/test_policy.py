@@ -21,6 +21,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from cli.main import floret
 from client_app.app import app
 from client_app.audit import Audit
+from client_app.batches import Batch
 from client_app.client import FloretClient
 from client_app.policy import Outgoing, Policy, PolicyError, kind_of, setup_of
 from common.config import RunConfig, key_of, read_keys
@@ -200,9 +201,91 @@ def test_a_server_cannot_choose_one_sample(tmp_path: Path) -> None:
     # A unit that by chance only one sample activates shows it all the same: SECURITY.md says so.
     site, before = Site(tmp_path), shared(initial())
     for seed in range(5):
-        reply = site.ask("train", before, **ONE_SAMPLE, seed=seed, batch_size=1)
+        reply = site.ask("train", before, **ONE_SAMPLE, seed=seed, batch_size=8)
         assert metrics_of(reply)["num-examples"] == 54
         assert samples_in(site, before, arrays_of(reply)) == 0
+    line = "this node's policy has min-batch-size = 8, and batch-size = 7"
+    assert site.refusal(arrays=before, **ONE_SAMPLE, batch_size=7) == line
+
+
+SINGLED_OUT: list[tuple[str, dict[str, Any]]] = [
+    ("fedavg", {}),
+    ("per-fedavg", {}),
+    ("fedala", {"fedala__percent": 1, "fedala__layers": 3, "fedala__first_epochs": 1}),
+    ("dispfl", {"dispfl__regrow": "gradient", "dispfl__own_masks": False}),
+]
+
+
+@pytest.mark.parametrize(("method", "keys"), SINGLED_OUT)
+@pytest.mark.parametrize("least", [8, 1])
+def test_no_step_is_of_a_few_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, keys: dict[str, Any], least: int
+) -> None:
+    """54 samples in batches of 26 leave a rest of 2, and one percent of them is one."""
+    sizes: list[int] = []
+
+    def counted(self: FloretClient, batch: Batch, real: Any = FloretClient.loss) -> Any:
+        sizes.append(len(batch.y))
+        return real(self, batch)
+
+    monkeypatch.setattr(FloretClient, "loss", counted)
+    site = Site(tmp_path, f"min-batch-size: {least}")
+    for _ in range(2):
+        sent = {} if method == "dispfl" else initial()
+        assert "arrays" in site.ask("train", sent, method=method, batch_size=26, local_epochs=1, **keys)
+    assert (min(sizes) >= 8) == (least == 8)
+    assert max(sizes) <= 26 + least
+
+
+def test_samples_are_divided_anew_where_they_are_divided_in_another_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two batches that differ in one sample the difference is that sample."""
+    orders: list[list[int]] = []
+
+    def noted(self: FloretClient, batch: Batch, real: Any = FloretClient.loss) -> Any:
+        orders[-1] += batch.index.tolist()
+        return real(self, batch)
+
+    monkeypatch.setattr(FloretClient, "loss", noted)
+    site = Site(tmp_path, "min-batch-size: 1")
+
+    def order(lineage: str = "run", **keys: Any) -> list[int]:
+        orders.append([])
+        site.round = 0
+        sent = initial() if "method" in keys else shared(initial())
+        site.ask("train", sent, {"session.lineage": lineage}, client_state="fresh", **({"local_epochs": 1} | keys))
+        assert sorted(orders[-1]) == list(range(54))
+        return orders[-1]
+
+    first = order(batch_size=27)
+    assert order(batch_size=27, lr=0.5) == first
+    others = [order(batch_size=26), order("other", batch_size=27)]
+    others += [order(batch_size=27, method="fedala", fedala__percent=percent) for percent in (70, 69)]
+    assert len({*map(tuple, [first, *others])}) == 5
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        ("", False),
+        ("accuracies: exact", False),
+        ("accuracies: none\nhidden-below: 0", False),
+        ("accuracies: exact\nhidden-below: 0", True),
+    ],
+)
+def test_a_fused_head_tells_no_accuracy_that_the_node_does_not_tell(tmp_path: Path, policy: str, told: bool) -> None:
+    site = Site(tmp_path, policy)
+    keys: dict[str, Any] = {"method": "feddfpa", "lr": 1e-30, "batch_size": 54, "local_epochs": 2}
+    rng = np.random.default_rng(1)
+    sent = [
+        {name: rng.normal(size=array.shape).astype(np.float32) for name, array in initial().items() if "head" in name}
+        for _ in range(2)
+    ]
+    kept, came = (arrays_of(site.ask("train", head, **keys))["head.weight"] for head in sent)
+    rows = np.unique(site.train_y)
+    weights = (came - sent[1]["head.weight"])[rows] / (kept - sent[1]["head.weight"])[rows]
+    assert (np.abs(weights - 0.5).max() > 0.05) == told
 
 
 def test_the_attack_succeeds_where_the_policy_lets_it(tmp_path: Path) -> None:
@@ -325,7 +408,7 @@ def test_a_personal_model_that_is_finite_and_of_no_use_is_not_kept(tmp_path: Pat
     before = metrics_of(site.ask("evaluate", sent))
     line = site.refusal(arrays=sent, lr=1e5, **keys)
     assert re.match(
-        r"training diverged: (head|extractor) has a root mean square of [\d.e+]+, and 0\.\d+ when the round began; "
+        r"training diverged: (head|extractor) is more than 100 times as large as when the round began; "
         r"lower lr \(now 100000\) or weight-decay \(now 0\)$",
         line,
     )
@@ -361,7 +444,9 @@ def test_what_is_sent_and_kept_beside_the_model_is_looked_at_too(
 
     site.ask("train", shared(initial()))
     monkeypatch.setattr(FloretClient, "upload", grown)
-    assert site.refusal(arrays=shared(initial())).startswith("training diverged: extractor has a root mean square of ")
+    assert site.refusal(arrays=shared(initial())).startswith(
+        "training diverged: extractor is more than 100 times as large as when the round began; "
+    )
 
 
 def test_what_a_method_did_not_declare_does_not_leave() -> None:
@@ -545,7 +630,7 @@ def test_no_error_tells_a_label_or_a_path(tmp_path: Path, monkeypatch: pytest.Mo
     site = Site(tmp_path)
     sent = shared(initial()) if kind == "train" else {}
     # Of a model with one class PyTorch says which label it has not.
-    refusal = site.refusal(kind, arrays=sent, scalars={"num-classes": 1}, batch_size=1)
+    refusal = site.refusal(kind, arrays=sent, scalars={"num-classes": 1}, batch_size=8)
     assert refusal == "the server's message has num-classes = 1, fewer than this client has classes"
     # What a data file has, and where it is, stays in the node's log.
     hidden = "the client failed; its own log says why"
@@ -948,7 +1033,7 @@ def test_the_docs_have_every_key_with_its_defaults() -> None:
     assert rows == said(Policy())
     assert public == said(Policy.public())
     lowest = re.findall(r"^\| `([a-z-]+)` \|[^|]*\|[^|]*\| ≥ (\d) \|", text, re.MULTILINE)
-    assert len(lowest) == 17
+    assert len(lowest) == 18
     for key, low in lowest:
         read_keys(Policy, Policy().values() | {key: int(low)})
         with pytest.raises(ConfigError, match=f"{key} = .*must be at least {low}"):
@@ -1050,7 +1135,7 @@ def test_noise_by_the_server_takes_the_place_of_no_samples(tmp_path: Path, polic
 
 def test_a_step_that_batch_normalisation_does_not_make_is_not_counted(tmp_path: Path) -> None:
     """33 samples in batches of 32 are one batch of 33."""
-    policy, keys = Policy(min_samples=1), run_config(tmp_path, batch_size=32, local_epochs=1)
+    policy, keys = Policy(min_samples=1, min_batch_size=1), run_config(tmp_path, batch_size=32, local_epochs=1)
     config = read_keys(RunConfig, keys)
 
     def data(samples: int) -> ClientData:
@@ -1058,6 +1143,10 @@ def test_a_step_that_batch_normalisation_does_not_make_is_not_counted(tmp_path: 
         return ClientData(split, split, split, 2, (4,))
 
     policy.check_data(config, data(34))
+    # Nor is one of a rest that is part of the batch before it.
+    dataclasses.replace(policy, min_batch_size=8).check_data(config, data(40))
+    with pytest.raises(PolicyError, match="a round would have 1 steps"):
+        dataclasses.replace(policy, min_batch_size=8).check_data(config, data(39))
     with pytest.raises(
         PolicyError, match=r"min-steps = 2, and a round would have 1 steps \(local-epochs = 1, batch-si"
     ):

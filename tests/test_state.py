@@ -626,6 +626,15 @@ def test_more_rounds_of_the_same_run_leave_its_milestones(tmp_path: Path) -> Non
     assert [version.round for version in store(tmp_path).versions([]) if version.lineage == "one"] == [40, 39, 8, 4, 2]
 
 
+def test_a_short_run_that_goes_on_with_made_up_rounds_loses_half_of_its_rounds_at_most(tmp_path: Path) -> None:
+    for r in range(1, 18):
+        made_up = r > 15
+        state = ClientState(store(tmp_path), at(r, checkpointed=r - 1), Quota())
+        state.commit(r, {"w": torch.full((1,), -1.0 if made_up else float(r))})
+    found = [float(store(tmp_path).read(version)["w"]) for version in store(tmp_path).versions([])]
+    assert max(found) == 8.0
+
+
 def test_the_quota_of_bytes_is_never_passed(tmp_path: Path) -> None:
     quota = Quota(bytes=40_000)
     for i in range(20):

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from client_app.batches import Batch, batch_of
+from client_app.batches import Batch, batch_of, sliced
 from client_app.client import FloretClient
 from models import last_layers
 from strategies.fedala import FedALAParameters
@@ -91,9 +91,9 @@ class FedALA(FloretClient):
             cached: keep the outputs of the extractor, which nothing changes meanwhile, in the place of inputs.
         """
         train = self.data.train
-        count = max(1, round(self.parameters.percent / 100 * len(train)))
+        count = max(self.fewest, round(self.parameters.percent / 100 * len(train)))
         drawn = torch.randperm(len(train), generator=self.generator("local aggregation"))[:count].to(self.device)
-        slices = torch.split(drawn, self.config.batch_size)
+        slices = sliced(drawn, self.config.batch_size, self.fewest)
         if not cached:
             return lambda: (batch_of(train, index) for index in slices)
         kept = [self._through_extractor(batch_of(train, index)) for index in slices]

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from client_app.batches import Batch, passes
 from client_app.client import FloretClient
+from common.accuracies import NONE, ROUNDED, STEP
 from common.prototypes import alignment_loss
 from data import Split
 from strategies.feddfpa import FedDFPAParameters
@@ -99,7 +100,10 @@ class FedDFPA(FloretClient):
         self.load_tensors({name: fuse_rows(kept[name], self.received[name], coefficients, has) for name in rows})
 
     def _accuracy_per_class(self, split: Split) -> tuple[Tensor, Tensor]:
-        """Return the accuracy on the samples of each class, (classes,), and which classes have any."""
+        """Return the accuracy on the samples of each class, (classes,), and which classes have any.
+
+        On a node they are as exact as it tells them, of so many samples as it demands.
+        """
         classes = self.model.classifier.out_features
         right = torch.zeros(classes, device=self.device)
         count = torch.zeros(classes, device=self.device)
@@ -109,4 +113,8 @@ class FedDFPA(FloretClient):
                 hit = (self.model(batch.x).argmax(1) == batch.y).float()
                 right.index_add_(0, batch.y, hit)
                 count.index_add_(0, batch.y, torch.ones_like(hit))
-        return right / count.clamp(min=1), count > 0
+        accuracy, measured = right / count.clamp(min=1), count >= max(1, self.setting.hidden_below)
+        # The fused head leaves, and tells them.
+        if self.setting.accuracies == ROUNDED:
+            accuracy = (accuracy / STEP).round() * STEP
+        return accuracy, measured & (self.setting.accuracies != NONE)
