@@ -8,7 +8,9 @@ MOST_TIMES = 100
 
 
 def at_most(values: Iterable[float], *, least: float = 0.0) -> list[float]:
-    """Return values, from 0 on, none above ``MOST_TIMES`` the median of those above 0, or ``least`` if that is less."""
+    """Return values, none above ``MOST_TIMES`` the median of those above 0, or ``least`` if that is less, nor as far
+    below 0.
+    """
     values = list(values)
     bound = MOST_TIMES * max(median([value for value in values if value > 0] or [0.0]), least)
-    return [min(value, bound) for value in values]
+    return [max(-bound, min(value, bound)) for value in values]

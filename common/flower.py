@@ -213,6 +213,8 @@ class Bound:
             )
 
 
+# Seconds after which a SuperLink that fails at an answer will not hand it out any more; a database may be locked.
+_FAILS_FOR = 10.0
 # Of an answer without tensors, such as what a client says of itself.
 TEXTS = Bound(2**24, 64)
 
@@ -234,6 +236,7 @@ class Answers:
     def __init__(self, grid: Grid, bound: Bound = TEXTS) -> None:
         self._grid, self._bound = grid, bound
         self._begun: dict[str, _Begun] = {}
+        self._failing: dict[str, float] = {}  # since when
 
     def pull(self, message_id: str) -> Message | None:
         """Return the answer to a message if it is there as a whole.
@@ -253,10 +256,19 @@ class Answers:
         except UNREADABLE as error:
             raise FloretError(f"the answer cannot be read ({type(error).__name__}: {printable(error)})") from error
         except grpc.RpcError as error:
-            # The SuperLink has too much to do now, or a part is too large to be sent: then it never comes.
-            if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
+            # A SuperLink fails at one answer, whenever it is asked for, if the answer's metadata are no numbers or name
+            # another run: Flower checks neither.
+            if error.code() in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL):
+                since = self._failing.setdefault(message_id, time.monotonic())
+                if time.monotonic() - since >= _FAILS_FOR:
+                    told = printable(error.details())
+                    raise FloretError(f"the SuperLink cannot hand out the answer ({told})") from error
+            # It has too much to do now, or a part is too large to be sent: then it never comes.
+            elif error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise
             message = None
+        else:
+            self._failing.pop(message_id, None)
         if begun and message is None:
             self._begun[message_id] = begun
         return message
@@ -267,7 +279,9 @@ class Answers:
 
     def keep(self, message_ids: Iterable[str]) -> None:
         """Forget the parts of the answers to all but these messages."""
-        self._begun = {key: self._begun[key] for key in message_ids if key in self._begun}
+        known = {*message_ids}
+        self._begun = {key: begun for key, begun in self._begun.items() if key in known}
+        self._failing = {key: since for key, since in self._failing.items() if key in known}
 
 
 class _Begun:

@@ -396,7 +396,8 @@ def test_what_goes_into_no_mean_is_not_clipped(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr("strategies.core.base.clipped", noted)
     federate(tmp_path, 3, method="fedpac", aggregation="clipped-mean", rounds=1, local_epochs=1)
-    assert shortened == [{"extractor", "prototype"}] * 3
+    # Of a client with more samples than the median the extractor alone, besides.
+    assert sorted(map(sorted, shortened)) == [["extractor"], *[["extractor", "prototype"]] * 3]
 
 
 def test_fedpac_combines_no_head_of_a_client_that_keeps_a_mean_back(tmp_path: Path) -> None:
@@ -452,6 +453,57 @@ def test_an_upload_with_all_of_its_size_in_one_small_tensor_stops_nobody(tmp_pat
         assert refusal["client"] == "0"
         assert "extractor" in refusal["reason"]
         assert all(line["clients"][name]["trained"] for name in "123")
+
+
+def test_what_goes_into_the_mean_is_looked_at_tensor_by_tensor_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small tensor of a large network can have a thousand times the size of its group: others refuse the mean."""
+    monkeypatch.setattr("strategies.core.update_norms._ABSURD_TENSOR", 8.0)
+
+    def biased(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
+            sent = from_record(reply.content.array_records["arrays"])
+            sent["extractor.fc2.bias"] = np.full_like(sent["extractor.fc2.bias"], 1.0)
+            reply.content["arrays"] = to_record(sent)
+        return reply
+
+    outcome = federate(tmp_path, 3, tamper=biased, method="fedavg", rounds=2, local_epochs=5)
+    for line in outcome.history:
+        (refusal,) = line["refused"]
+        assert refusal["client"] == "0"
+        assert refusal["reason"].startswith("its extractor.fc2.bias has a root mean square of 1, ")
+
+
+def test_one_message_of_who_declares_a_billion_samples_ruins_no_run(tmp_path: Path) -> None:
+    """They count for most of the mean, and explain a large update: of both, what is usual bounds what comes of it."""
+
+    def grown(message: Message, reply: Message) -> Message:
+        kind = message.metadata.message_type
+        if message.metadata.dst_node_id != 1000 or not reply.has_content():
+            return reply
+        if kind.endswith("describe"):
+            reply.content.config_records["client"]["train"] = 10**9
+        elif kind == "train":
+            sent, received = (from_record(m.content.array_records["arrays"]) for m in (reply, message))
+            metrics = reply.content.metric_records["metrics"]
+            steps = math.sqrt(5 * math.ceil(int(metrics["num-examples"]) / 32))  # type: ignore[arg-type]
+            metrics["num-examples"] = 10**9
+            for group in ("extractor", "head"):
+                names = [name for name in sent if name.startswith(group)]
+                weights = root_mean_squares({name: received[name] for name in names}, {})[group]
+                update = root_mean_squares({name: sent[name] for name in names}, received)[group]
+                size = 170 * max(update, 0.005 * weights * steps)
+                for name in names:
+                    sent[name] = (received[name] * np.float32(1 + size / weights)).astype(np.float32)
+            reply.content["arrays"] = to_record(sent)
+        return reply
+
+    outcome = federate(tmp_path, 5, tamper=grown, method="fedavg", rounds=6, local_epochs=5, partition="iid")
+    for line in outcome.history:
+        assert {refusal["client"] for refusal in line["refused"]} <= {"0"}
+        assert all(line["clients"][name]["trained"] for name in "1234")
+    assert outcome.history[-1]["accuracy"]["after"]["test"]["mean"] > 0.7
 
 
 def test_a_client_that_still_learns_is_not_absurd_beside_others_that_have_learned() -> None:

@@ -68,6 +68,13 @@ def test_what_one_real_node_says_counts_for_a_hundred_times_the_median() -> None
     assert (trusted.after["test"].weighted_mean, trusted.loss) == pytest.approx((1.0, 2.5e29))
     assert at_most([0, 0, 7, 1000]) == [0, 0, 7, 1000]
     assert at_most([0, 0]) == [0, 0]
+    # Nor for less: a loss may be below zero.
+    losses = {"a": 0.5, "b": 0.6, "c": -3e38}
+    clients = {name: ClientRound(True, Scores(), Scores(), loss, Traffic(), None) for name, loss in losses.items()}
+    said = Round.of(
+        1, clients, {name: dict.fromkeys(("test", "validation"), 4) for name in losses}, [], [], 1.0, bounded=True
+    )
+    assert said.loss == pytest.approx((0.5 + 0.6 - 100) / 3)
 
 
 def complete(rounds: Sequence[Round], planned: int, every: int, when: str = "after") -> list[int]:

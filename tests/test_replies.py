@@ -469,6 +469,46 @@ def test_a_superlink_with_too_much_to_do_is_asked_again(call: str) -> None:
     assert answers.pull("asked") is not None
 
 
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL])
+def test_an_answer_that_the_superlink_fails_at_is_refused_and_ends_no_run(
+    monkeypatch: pytest.MonkeyPatch, code: grpc.StatusCode
+) -> None:
+    """As Flower's does, whenever it is asked, at one whose time to live is no number, or which names another run."""
+
+    class FailedError(grpc.RpcError):
+        def code(self) -> grpc.StatusCode:
+            return code
+
+        def details(self) -> str:
+            return "Exception calling application: unsupported operand\n"
+
+    grid = _sending()
+    grid.there = dict(grid.parts)
+    answers, works = Pulled(grid), grid.stub.PullMessages
+    grid.stub.PullMessages = Mock(side_effect=FailedError)
+    # For a while: its database may be locked.
+    assert answers.pull("asked") is None
+    grid.stub.PullMessages = works
+    assert answers.pull("asked") is not None
+    grid.stub.PullMessages = Mock(side_effect=FailedError)
+    assert answers.pull("asked") is None
+    monkeypatch.setattr("common.flower._FAILS_FOR", 0.0)
+    line = r"^the SuperLink cannot hand out the answer \(Exception calling application: unsupported operand\)$"
+    with pytest.raises(FloretError, match=line):
+        answers.pull("asked")
+    monkeypatch.setattr("common.flower._FAILS_FOR", 10.0)
+    answers.keep([])
+    assert answers.pull("asked") is None
+    grid.stub.PullMessages = Mock(side_effect=GoneError)
+    with pytest.raises(GoneError):
+        answers.pull("asked")
+
+
+class GoneError(grpc.RpcError):
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+
 def test_an_answer_whose_parts_are_gone_is_refused() -> None:
     """A node may have the SuperLink forget its answer while the server pulls it."""
     grid = _sending()

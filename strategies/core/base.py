@@ -32,13 +32,15 @@ from strategies.core.replies import EvaluateReply, OutdatedError, PlanAnswer, Tr
 from strategies.core.roster import Client, Roster
 from strategies.core.session import Session, Watcher
 from strategies.core.spool import spooled
-from strategies.core.update_norms import HELD, UpdateNorms, clipped
+from strategies.core.update_norms import ABSURD, HELD, UpdateNorms, clipped
 
 log = logging.getLogger("flwr")
 
 # Seconds that Flower keeps a message and its answer beyond ``round-timeout``: the answers that came in time are still
 # there when the wait for one that did not is over.
 LEEWAY = 60.0
+# So many times the usual size is the longest update of a client with more training samples than the median.
+_LONGER = 5.0
 
 
 @dataclass(frozen=True)
@@ -578,6 +580,20 @@ class FloretStrategy(Method, Strategy):
                 raise FloretError(f"its update of {group} is too large to be measured; it is refused")
         return sizes
 
+    def _without_excess(self, payload: Payload, sizes: Mapping[str, float]) -> NamedArrays:
+        """Return what a client sent, for the aggregate, its update no larger than the largest that the median number of
+        training samples explains.
+
+        More samples explain a larger update, and count for more in the mean. But a client declares its own: both
+        together, one of them could move the global tensors by a thousand times what is usual.
+        """
+        more = self.roster.counted(payload.samples) / max(1, self.roster.counted(payload.samples, 1))
+        if not more > 1:
+            return payload.tensors
+        beside_median = {group: size * math.sqrt(more) for group, size in sizes.items() if group in self._moved}
+        most = {g: self.norms.most(g, self._floors.get(g, 0.0)) * _LONGER / ABSURD for g in beside_median}
+        return clipped(payload.tensors, self._before, beside_median, most)
+
     def _offer(self, reply: "_Reply") -> None:
         """Accept a reply, or hold it until there is something to judge it by.
 
@@ -622,8 +638,10 @@ class FloretStrategy(Method, Strategy):
             if self._judges:
                 judged = {group: size for group, size in reply.sizes.items() if group not in self.statistics}
                 self.norms.check(judged, self._floors)
-                if self.relays:
-                    self.norms.check_tensors(tensors, self._floors)
+                # What goes to other clients, alone or in a mean: they refuse a tensor of a thousand times their own.
+                handed_on = {n: t for n, t in tensors.items() if self.relays or group_of(n) in self._moved}
+                self.norms.check_tensors(handed_on, self._floors)
+                tensors = self._without_excess(payload, reply.sizes)
             if self.config.aggregation == "clipped-mean":
                 usual = {
                     group: value

@@ -50,7 +50,7 @@ class Roster:
 
     def __init__(self, *, trusted: bool = False) -> None:
         self.trusted = trusted
-        self._most = 0  # cached until clients or connections change
+        self._median = 0.0  # cached until clients or connections change
         self._clients: dict[str, Client] = {}
         self._names: dict[int, str] = {}
         self._of_keys: dict[str, str] = {}  # the name that a key owns
@@ -73,16 +73,16 @@ class Roster:
     def __contains__(self, name: str) -> bool:
         return name in self._clients
 
-    def counted(self, samples: int) -> int:
-        """Return what a client's number of training samples counts for: ``MOST_TIMES`` the median at most.
+    def counted(self, samples: int, most: int = MOST_TIMES) -> int:
+        """Return what a client's number of training samples counts for: ``most`` times the median at most.
 
         The median is over those that are connected: under how many names a node was known before does not count.
         """
         if self.trusted:
             return samples
-        if not self._most:
-            self._most = int(MOST_TIMES * median(client.train for client in self.present() or self))
-        return min(samples, self._most)
+        if not self._median:
+            self._median = median(client.train for client in self.present() or self)
+        return min(samples, int(most * self._median))
 
     def see(self, nodes: Iterable[int]) -> None:
         """Note which nodes are connected now; one that has come back may have other data, or another name."""
@@ -90,7 +90,7 @@ class Roster:
         if self._online is not None:
             self._unsure |= {node for node in now - self._online if node in self._names}
         self._unsure &= now
-        self._online, self._most = now, 0
+        self._online, self._median = now, 0.0
 
     def present(self) -> list[Client]:
         """Return the clients whose nodes are connected, in order; before the first ``see`` all of them."""
@@ -166,7 +166,7 @@ class Roster:
         if client.key:
             self._of_keys.setdefault(client.key, client.name)
         self._clients[client.name] = client
-        self._ordered, self._most = [], 0
+        self._ordered, self._median = [], 0.0
 
 
 def _check_owner(known: Client, client: Client) -> None:

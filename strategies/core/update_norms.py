@@ -94,15 +94,22 @@ class UpdateNorms:
             FloretError: says how large it is.
         """
         for group, size in sizes.items():
-            usual = self.usual(group)
-            if usual is None:
-                continue
-            usual = max(usual, _LEAST_USUAL * floors.get(group, 0.0), 1e-12)
-            if not size <= ABSURD * usual:
+            most = self.most(group, floors.get(group, 0.0))
+            if not size <= most:
                 raise FloretError(
-                    f"its update of {group} is {size / usual:.3g} times as large as usual; from {ABSURD:g} times on it "
-                    "is refused"
+                    f"its update of {group} is {ABSURD * size / most:.3g} times as large as usual; from {ABSURD:g} "
+                    "times on it is refused"
                 )
+
+    def most(self, group: str, floor: float) -> float:
+        """Return the largest size that is not absurd; infinite if nothing is known.
+
+        Args:
+            group: of tensors.
+            floor: their root mean square.
+        """
+        usual = self.usual(group)
+        return math.inf if usual is None else ABSURD * max(usual, _LEAST_USUAL * floor, 1e-12)
 
     def check_tensors(self, arrays: NamedArrays, weights: Mapping[str, float]) -> None:
         """Refuse an upload of a usual size by group that has most of it in one small tensor.
