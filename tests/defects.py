@@ -1301,7 +1301,7 @@ DEFECTS: list[Defect] = [
         "strategies/core/roster.py",
         (
             "whoever declares a billion samples counts for them",
-            "return min(samples, self._most)",
+            "return min(samples, int(most * self._median))",
             "return samples",
             f"{AGGREGATION}::test_who_declares_a_billion_samples_does_not_count_for_them",
         ),
@@ -1362,8 +1362,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "a step that is not made counts",
-            "steps = config.local_epochs * max(1, batches - alone)",
-            "steps = config.local_epochs * batches",
+            "max(1, batches + (rest >= max(2, self.min_batch_size)))",
+            "max(1, batches + (rest > 0))",
             "tests/test_policy.py::test_a_step_that_batch_normalisation_does_not_make_is_not_counted",
         ),
         (
@@ -3587,7 +3587,7 @@ DEFECTS: list[Defect] = [
         "common/flower.py",
         (
             "parts of an answer whose message is out of time are kept",
-            "        self._begun = {key: self._begun[key] for key in message_ids if key in self._begun}\n",
+            "        self._begun = {key: begun for key, begun in self._begun.items() if key in known}\n",
             "        pass\n",
             "tests/test_replies.py",
         ),
@@ -3767,8 +3767,8 @@ DEFECTS: list[Defect] = [
         "common/flower.py",
         (
             "a SuperLink with too much to do ends the run",
-            "            if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:\n",
-            "            if error:\n",
+            "            elif error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:\n",
+            "            elif error:\n",
             "tests/test_replies.py",
         ),
     ),
@@ -6347,6 +6347,126 @@ DEFECTS: list[Defect] = [
             "                        phase.after_step()\n                total",
             "                    optimizer.step()\n                total",
             "tests/test_privacy.py::test_a_phase_does_something_after_each_protected_step_too",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/training.py",
+        (
+            "a node trains on a last batch of two samples",
+            "        return 1 if covered else self.setting.min_batch_size",
+            "        return 1",
+            "tests/test_policy.py::test_no_step_is_of_a_few_samples",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/methods/fedala.py",
+        (
+            "FedALA mixes by one sample",
+            "max(self.fewest, round(",
+            "max(1, round(",
+            "tests/test_policy.py::test_no_step_is_of_a_few_samples",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/policy.py",
+        (
+            "a batch size below the node's is permitted",
+            "if config.batch_size < min(self.min_batch_size, samples):",
+            "if False:",
+            "tests/test_policy.py::test_a_server_cannot_choose_one_sample",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/training.py",
+        (
+            "a node's order is the same in every run",
+            'self.message.get("session.lineage", ""), self.config.batch_size,',
+            "self.config.batch_size,",
+            "tests/test_policy.py::test_samples_are_divided_anew_where_they_are_divided_in_another_way",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/training.py",
+        (
+            "a node's order is the same whatever the keys of the method",
+            "self.config.batch_size, repr(self.setting.parameters))",
+            "self.config.batch_size)",
+            "tests/test_policy.py::test_samples_are_divided_anew_where_they_are_divided_in_another_way",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/methods/feddfpa.py",
+        (
+            "a fused head tells an accuracy of one sample",
+            "count >= max(1, self.setting.hidden_below)",
+            "count >= 1",
+            "tests/test_policy.py::test_a_fused_head_tells_no_accuracy_that_the_node_does_not_tell",
+        ),
+    ),
+    *_of(
+        "policy",
+        "client_app/methods/feddfpa.py",
+        (
+            "a fused head tells accuracies that are not told",
+            "return accuracy, measured & (self.setting.accuracies != NONE)",
+            "return accuracy, measured",
+            "tests/test_policy.py::test_a_fused_head_tells_no_accuracy_that_the_node_does_not_tell",
+        ),
+    ),
+    *_of(
+        "state",
+        "client_app/keeping.py",
+        (
+            "of a short run nothing stays",
+            "tuple(1 << power for power in range(13))",
+            "(16, 64, 256)",
+            "tests/test_state.py::test_a_short_run_that_goes_on_with_made_up_rounds_loses_half_of_its_rounds_at_most",
+        ),
+    ),
+    *_of(
+        "delivery",
+        "common/flower.py",
+        (
+            "one answer that the SuperLink fails at ends the run",
+            "if error.code() in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL):",
+            "if error.code() == grpc.StatusCode.ABORTED:",
+            "tests/test_replies.py::test_an_answer_that_the_superlink_fails_at_is_refused_and_ends_no_run",
+        ),
+    ),
+    *_of(
+        "delivery",
+        "common/flower.py",
+        (
+            "an answer that the SuperLink fails at is waited for, for ever",
+            "if time.monotonic() - since >= _FAILS_FOR:",
+            "if False:",
+            "tests/test_replies.py::test_an_answer_that_the_superlink_fails_at_is_refused_and_ends_no_run",
+        ),
+    ),
+    *_of(
+        "replies",
+        "strategies/core/base.py",
+        (
+            "declared samples explain any update",
+            "        if not more > 1:\n            return payload.tensors\n        beside",
+            "        if True:\n            return payload.tensors\n        beside",
+            "tests/test_aggregation.py::test_one_message_of_who_declares_a_billion_samples_ruins_no_run",
+        ),
+    ),
+    *_of(
+        "replies",
+        "common/bounds.py",
+        (
+            "a loss counts for any number below zero",
+            "max(-bound, min(value, bound))",
+            "min(value, bound)",
+            "tests/test_history.py::test_what_one_real_node_says_counts_for_a_hundred_times_the_median",
         ),
     ),
 ]
