@@ -459,7 +459,7 @@ def test_what_goes_into_the_mean_is_looked_at_tensor_by_tensor_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small tensor of a large network can have a thousand times the size of its group: others refuse the mean."""
-    monkeypatch.setattr("strategies.core.update_norms._ABSURD_TENSOR", 8.0)
+    monkeypatch.setattr("strategies.core.update_norms._ABSURD_IN_MEAN", 8.0)
 
     def biased(message: Message, reply: Message) -> Message:
         if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:

@@ -640,7 +640,7 @@ class FloretStrategy(Method, Strategy):
                 self.norms.check(judged, self._floors)
                 # What goes to other clients, alone or in a mean: they refuse a tensor of a thousand times their own.
                 handed_on = {n: t for n, t in tensors.items() if self.relays or group_of(n) in self._moved}
-                self.norms.check_tensors(handed_on, self._floors)
+                self.norms.check_tensors(handed_on, self._floors, in_mean=not self.relays)
                 tensors = self._without_excess(payload, reply.sizes)
             if self.config.aggregation == "clipped-mean":
                 usual = {

@@ -17,6 +17,8 @@ ABSURD = 20.0
 # In what is handed on to other clients no tensor may be so many times the usual size of its group: they refuse a
 # message with one of a thousand times their own. Honest running variances are up to 300 times.
 _ABSURD_TENSOR = 500.0
+# Nor in what goes into a mean, in which there are others.
+_ABSURD_IN_MEAN = 800.0
 _LEAST_OF_TENSORS = 1e-3
 # What is usual counts as no less than this part of the global tensors' size. While clients learn, updates of an
 # extractor are 0.7 to 2 % of it; when most know their data by heart they are 0.1 %, and who still learns seems absurd.
@@ -111,16 +113,18 @@ class UpdateNorms:
         usual = self.usual(group)
         return math.inf if usual is None else ABSURD * max(usual, _LEAST_USUAL * floor, 1e-12)
 
-    def check_tensors(self, arrays: NamedArrays, weights: Mapping[str, float]) -> None:
+    def check_tensors(self, arrays: NamedArrays, weights: Mapping[str, float], *, in_mean: bool = False) -> None:
         """Refuse an upload of a usual size by group that has most of it in one small tensor.
 
         Args:
             arrays: what would be handed on to other clients.
+            in_mean: they are handed on in a mean.
             weights: root mean squares of the global tensors by group; where there are none, usual sizes are of weights.
 
         Raises:
             FloretError: names the first that is too large, and says how large it is.
         """
+        most = _ABSURD_IN_MEAN if in_mean else _ABSURD_TENSOR
         groups = {group_of(name) for name in arrays}
         of_groups = {group: weights[group] if group in weights else self.usual(group) for group in groups}
         for name, array in arrays.items():
@@ -130,10 +134,10 @@ class UpdateNorms:
                 continue
             usual = max(known, _LEAST_OF_TENSORS)
             size = root_mean_squares({name: array}, {}).get(group, 0.0)
-            if not size <= _ABSURD_TENSOR * usual:
+            if not size <= most * usual:
                 raise FloretError(
                     f"its {name} has a root mean square of {size:.3g}, {size / usual:.3g} times what is usual for "
-                    f"{group}; from {_ABSURD_TENSOR:g} times on it is refused"
+                    f"{group}; from {most:g} times on it is refused"
                 )
 
     def note(self, client: str, sizes: Mapping[str, float], whole: Collection[str] = ()) -> None:
