@@ -218,6 +218,9 @@ class Policy:
         if config.privacy.on and self.max_samples:
             # One example more would be in the place of another, which the accountant does not know of.
             raise _refused("max-samples", self.max_samples, f"privacy.unit = {unit!r} needs all of the data")
+        if not config.privacy.on or config.privacy.by_server:
+            # A node with fewer samples than that is refused whatever the batches are.
+            self._check_batch(config, self.min_samples)
         if config.privacy.by_server and not self.noise_by_server:
             raise _refused("noise-by-server", "false", "privacy.where = 'server'")
         if config.privacy.on and config.privacy.noise and not config.privacy.by_server:
@@ -293,8 +296,7 @@ class Policy:
         if samples < self.min_samples:
             found = f"{samples}" if told else "fewer"
             raise _refused("min-samples", self.min_samples, f"there are {found} training samples")
-        if config.batch_size < min(self.min_batch_size, samples):
-            raise _refused("min-batch-size", self.min_batch_size, f"batch-size = {config.batch_size}")
+        self._check_batch(config, samples)
         batches, rest = divmod(samples, config.batch_size)
         # So few are part of the batch before them; a single one is with batch normalisation, too.
         steps = config.local_epochs * max(1, batches + (rest >= max(2, self.min_batch_size)))
@@ -359,6 +361,10 @@ class Policy:
         if ALL in self.leaves:
             return set(EVERY)
         return set(self.leaves) & set(EVERY) | (set(MODEL) if "model" in self.leaves else set())
+
+    def _check_batch(self, config: RunConfig, samples: int) -> None:
+        if config.batch_size < min(self.min_batch_size, samples):
+            raise _refused("min-batch-size", self.min_batch_size, f"batch-size = {config.batch_size}")
 
     def _full(self, state_dir: Path, config: RunConfig) -> PolicyError | None:
         """Return why there is no room, None if there is."""

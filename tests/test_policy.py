@@ -1076,6 +1076,7 @@ COMMAND_REFUSES = [
     (NOISED + 'privacy.unit="client" privacy.noise=0.01', LITTLE + "0.01 times its privacy.clip"),
     (NOISED + 'privacy.unit="client" privacy.epsilon=10000.0 rounds=1', LITTLE + "0.00"),
     ("num-classes=20000", "this node's policy has max-classes = 10000, and num-classes = 20000"),
+    ("batch-size=7", "this node's policy has min-batch-size = 8, and batch-size = 7"),
 ]
 
 
