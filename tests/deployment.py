@@ -167,9 +167,9 @@ class Deployment:
         return [json.loads(line) for line in (self.directory() / "history.jsonl").read_text().splitlines()]
 
     def rounds_kept(self, name: str, method: str = "fedper") -> list[int]:
-        """Return the rounds of the versions in a client's state, oldest first."""
+        """Return the rounds of the two newest versions in a client's state, oldest first; older ones are milestones."""
         folder = self.folder / f"state-{name}" / "default" / method / name
-        return [json.loads(path.read_text())["round"] for path in sorted(folder.glob("*.json"))]
+        return [json.loads(path.read_text())["round"] for path in sorted(folder.glob("*.json"))[-2:]]
 
 
 def finish(run: Process, seconds: float = PATIENCE) -> str:

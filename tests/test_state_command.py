@@ -62,6 +62,7 @@ def test_an_older_version_is_found_and_used_again(floret: Command, tmp_path: Pat
         ("default", "fedper", "0", "4", "1", "intact"),
         ("default", "fedper", "0", "3", "3", "intact"),
         ("default", "fedper", "0", "2", "2", "intact"),  # what the server of that run could go back to
+        ("default", "fedper", "0", "1", "1", "intact"),  # its first milestone
     ]
     assert rows[0][4] == rows[1][4] != rows[2][4]
 
