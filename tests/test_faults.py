@@ -119,5 +119,5 @@ def test_two_nodes_under_one_client_name(deployment: Deployment) -> None:
     kept: list[list[Any]] = [
         [json.loads(path.read_text())["round"] for path in sorted(s.glob("*.json"))] for s in states
     ]
-    assert sorted(kept) == [[], [3, 4]]
+    assert sorted(kept) == [[], [1, 2, 3, 4]]
     assert second.popen.poll() is None
