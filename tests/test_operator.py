@@ -25,7 +25,7 @@ def test_a_run_that_is_stopped_leaves_its_nodes_for_the_next(deployment: Deploym
     (node,) = deployment.nodes(1)
     for _ in range(2):  # Flower drops the answer before it is handed over, or after: both happen
         since = len(node.text())
-        run = deployment.run(method="fedper", rounds=100, local_epochs=300)
+        run = deployment.run(method="fedper", rounds=100, local_epochs=1000)
         node.wait_for(r"Receiving: train message[\s\S]*Received successfully", since=since)
         found = re.search(r"Successfully started run (\d+)", run.text())
         assert found, run.text()
