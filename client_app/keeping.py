@@ -15,8 +15,8 @@ Of the last three stays also what their server could still go back to when they 
 
 Lines that come later never displace the first ones, however many they are and however often they are trained: of a
 new line nothing stays but in the two places after them. Of a line stay also its ``Quota.milestones``: without them,
-more rounds of the same run could replace all that it ever was. They are powers of two, so that at least half of the
-rounds before stay.
+more rounds of the same run could replace all that it ever was. They are powers of two, so that a version of at
+least half of the rounds before stays.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -454,16 +454,25 @@ def test_an_answer_that_is_still_being_sent_is_not_waited_for() -> None:
     assert not answers.begun("asked")
 
 
+class FailedError(grpc.RpcError):
+    """As a SuperLink fails."""
+
+    def __init__(self, code: grpc.StatusCode) -> None:
+        self._code = code
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return "Exception calling application: unsupported operand\n"
+
+
 @pytest.mark.parametrize("call", ["PullMessages", "PullObject", "ConfirmMessageReceived"])
 def test_a_superlink_with_too_much_to_do_is_asked_again(call: str) -> None:
-    class BusyError(grpc.RpcError):
-        def code(self) -> grpc.StatusCode:
-            return grpc.StatusCode.RESOURCE_EXHAUSTED
-
     grid = _sending()
     grid.there = dict(grid.parts)
     answers, works = Pulled(grid), getattr(grid.stub, call)
-    setattr(grid.stub, call, Mock(side_effect=BusyError))
+    setattr(grid.stub, call, Mock(side_effect=FailedError(grpc.StatusCode.RESOURCE_EXHAUSTED)))
     assert answers.pull("asked") is None
     setattr(grid.stub, call, works)
     assert answers.pull("asked") is not None
@@ -474,23 +483,15 @@ def test_an_answer_that_the_superlink_fails_at_is_refused_and_ends_no_run(
     monkeypatch: pytest.MonkeyPatch, code: grpc.StatusCode
 ) -> None:
     """As Flower's does, whenever it is asked, at one whose time to live is no number, or which names another run."""
-
-    class FailedError(grpc.RpcError):
-        def code(self) -> grpc.StatusCode:
-            return code
-
-        def details(self) -> str:
-            return "Exception calling application: unsupported operand\n"
-
     grid = _sending()
     grid.there = dict(grid.parts)
     answers, works = Pulled(grid), grid.stub.PullMessages
-    grid.stub.PullMessages = Mock(side_effect=FailedError)
+    grid.stub.PullMessages = Mock(side_effect=FailedError(code))
     # For a while: its database may be locked.
     assert answers.pull("asked") is None
     grid.stub.PullMessages = works
     assert answers.pull("asked") is not None
-    grid.stub.PullMessages = Mock(side_effect=FailedError)
+    grid.stub.PullMessages = Mock(side_effect=FailedError(code))
     assert answers.pull("asked") is None
     monkeypatch.setattr("common.flower._FAILS_FOR", 0.0)
     line = r"^the SuperLink cannot hand out the answer \(Exception calling application: unsupported operand\)$"
@@ -499,14 +500,9 @@ def test_an_answer_that_the_superlink_fails_at_is_refused_and_ends_no_run(
     monkeypatch.setattr("common.flower._FAILS_FOR", 10.0)
     answers.keep([])
     assert answers.pull("asked") is None
-    grid.stub.PullMessages = Mock(side_effect=GoneError)
-    with pytest.raises(GoneError):
+    grid.stub.PullMessages = Mock(side_effect=FailedError(grpc.StatusCode.UNAVAILABLE))
+    with pytest.raises(FailedError):
         answers.pull("asked")
-
-
-class GoneError(grpc.RpcError):
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.UNAVAILABLE
 
 
 def test_an_answer_whose_parts_are_gone_is_refused() -> None:

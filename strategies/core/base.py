@@ -32,15 +32,13 @@ from strategies.core.replies import EvaluateReply, OutdatedError, PlanAnswer, Tr
 from strategies.core.roster import Client, Roster
 from strategies.core.session import Session, Watcher
 from strategies.core.spool import spooled
-from strategies.core.update_norms import ABSURD, HELD, UpdateNorms, clipped
+from strategies.core.update_norms import EXPLAINED, HELD, UpdateNorms, clipped
 
 log = logging.getLogger("flwr")
 
 # Seconds that Flower keeps a message and its answer beyond ``round-timeout``: the answers that came in time are still
 # there when the wait for one that did not is over.
 LEEWAY = 60.0
-# So many times the usual size is the longest update of a client with more training samples than the median.
-_LONGER = 5.0
 
 
 @dataclass(frozen=True)
@@ -581,17 +579,17 @@ class FloretStrategy(Method, Strategy):
         return sizes
 
     def _without_excess(self, payload: Payload, sizes: Mapping[str, float]) -> NamedArrays:
-        """Return what a client sent, for the aggregate, its update no larger than the largest that the median number of
-        training samples explains.
+        """Return what a client sent, for the aggregate, its update shortened to ``EXPLAINED`` times the usual size of
+        the median number of training samples if it has more of them.
 
-        More samples explain a larger update, and count for more in the mean. But a client declares its own: both
-        together, one of them could move the global tensors by a thousand times what is usual.
+        More samples explain a larger update, and count for more in the mean. But a client declares its own: with both
+        together one client could move the global tensors by a thousand times what is usual.
         """
         more = self.roster.counted(payload.samples) / max(1, self.roster.counted(payload.samples, 1))
         if not more > 1:
             return payload.tensors
         beside_median = {group: size * math.sqrt(more) for group, size in sizes.items() if group in self._moved}
-        most = {g: self.norms.most(g, self._floors.get(g, 0.0)) * _LONGER / ABSURD for g in beside_median}
+        most = {group: self.norms.most(group, self._floors.get(group, 0.0), EXPLAINED) for group in beside_median}
         return clipped(payload.tensors, self._before, beside_median, most)
 
     def _offer(self, reply: "_Reply") -> None:

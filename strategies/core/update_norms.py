@@ -14,6 +14,8 @@ from common.tensors import NamedArrays
 # So many times the usual size is absurd. An honest client whose data are a hundred times the others' makes updates ten
 # times as large at most when its steps all go the same way, since sizes count by the square root of the steps.
 ABSURD = 20.0
+# So many times the usual size is what more training samples than the median explain, where they count for more, too.
+EXPLAINED = 5.0
 # In what is handed on to other clients no tensor may be so many times the usual size of its group: they refuse a
 # message with one of a thousand times their own. Honest running variances are up to 300 times.
 _ABSURD_TENSOR = 500.0
@@ -103,15 +105,16 @@ class UpdateNorms:
                     "times on it is refused"
                 )
 
-    def most(self, group: str, floor: float) -> float:
-        """Return the largest size that is not absurd; infinite if nothing is known.
+    def most(self, group: str, floor: float, times: float = ABSURD) -> float:
+        """Return so many times the usual size; infinite if nothing is known.
 
         Args:
             group: of tensors.
             floor: their root mean square.
+            times: by default those from which on a size is absurd.
         """
         usual = self.usual(group)
-        return math.inf if usual is None else ABSURD * max(usual, _LEAST_USUAL * floor, 1e-12)
+        return math.inf if usual is None else times * max(usual, _LEAST_USUAL * floor, 1e-12)
 
     def check_tensors(self, arrays: NamedArrays, weights: Mapping[str, float], *, in_mean: bool = False) -> None:
         """Refuse an upload of a usual size by group that has most of it in one small tensor.
