@@ -22,11 +22,11 @@ def policy(file: Path | None, partition: bool, run_config: tuple[str, ...]) -> N
     First every key with its value, then what each method would send from a node.
     """
     from client_app.policy import Policy
-    from common.run_config import default_config, merged, parse_run_configs
+    from common.run_config import merged, own_config, parse_run_configs
 
     base = Policy.public() if partition else Policy()
     permitted = Policy.read(file, base) if file else base
-    defaults = default_config(Path(__file__).resolve().parents[1])
+    defaults = own_config()
     if run_config:
         _check(permitted, merged(defaults, parse_run_configs(run_config)))
     else:

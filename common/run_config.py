@@ -139,6 +139,13 @@ def default_config(app: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} is not that of a Flower app with a run config; start in Floret's folder") from error
 
 
+def own_config() -> dict[str, Any]:
+    """Return the run config of the Floret that is installed here, every key with its default."""
+    folder = Path(__file__).resolve().parent
+    # A wheel has the file beside this module, a checkout in its root.
+    return default_config(folder if (folder / "pyproject.toml").exists() else folder.parent)
+
+
 def merged(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults with the overrides in place.
 

@@ -36,8 +36,7 @@ def test_every_folder_is_in_the_map() -> None:
 
 def test_every_package_is_installed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    include = project["tool"]["setuptools"]["packages"]["find"]["include"]
-    assert {name.removesuffix("*") for name in include} == {*IMPORTS, "cli"}
+    assert {*project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]} == {*IMPORTS, "cli"}
 
 
 @pytest.mark.parametrize("package", IMPORTS)
