@@ -569,10 +569,7 @@ def default_supernodes(connection: Connection) -> int:
 def _configured_supernodes(address: str) -> int | None:
     import grpc
 
-    # As `flwr federation show` asks the Control API. Without them: only the default is known.
-    from flwr.common.grpc import create_channel
-
-    # As above: the request.
+    # As `flwr federation show` asks the Control API. Without them: only the default is known. The request.
     from flwr.proto.control_pb2 import ShowFederationRequest
 
     # As above: the client of the API.
@@ -581,7 +578,8 @@ def _configured_supernodes(address: str) -> int | None:
     # As above: the name of the one federation that a SuperLink without accounts has.
     from flwr.supercore.constant import NOOP_FEDERATION
 
-    channel = create_channel(server_address=address, insecure=True)
+    # On this machine, which no proxy can reach.
+    channel = grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)])
     try:
         request = ShowFederationRequest(federation_name=NOOP_FEDERATION)
         config = ControlStub(channel).ShowFederation(request, timeout=1.0).federation.config

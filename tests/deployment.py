@@ -9,9 +9,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from client_app.node.options import NodeOptions
 from tests.conftest import PATIENCE, free_port, wait_for_port
 from tests.harness import ROOT, copy_app
 
@@ -222,3 +225,32 @@ def refused(deployment: Deployment) -> list[tuple[int, str, str]]:
 
 def trained(deployment: Deployment) -> list[list[str]]:
     return [sorted(n for n, c in line["clients"].items() if c["trained"]) for line in deployment.history()]
+
+
+def node_options(tmp_path: Path, port: int, **keys: Any) -> NodeOptions:
+    """Return options of a node of the SuperLink at ``port`` of this machine, with one of two partitions."""
+    usual: dict[str, Any] = {
+        "host": "127.0.0.1",
+        "port": port,
+        "insecure": False,
+        "root_certificates": None,
+        "key": None,
+        "client_name": "a",
+        "data_dir": None,
+        "partition": (0, 2),
+        "state_dir": tmp_path,
+        "device": None,
+        "max_wait": 0.0,
+        "health_address": None,
+    }
+    return NodeOptions(**usual | keys)
+
+
+def container_health() -> ModuleType:
+    """Return ``docker/health.py``, which is in no package."""
+    spec = spec_from_file_location("health", ROOT / "docker" / "health.py")
+    assert spec
+    assert spec.loader
+    health = module_from_spec(spec)
+    spec.loader.exec_module(health)
+    return health

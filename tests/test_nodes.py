@@ -33,7 +33,6 @@ from safetensors.numpy import load_file
 
 from cli import main as command
 from client_app.node import preflight, tasks, transport
-from client_app.node.options import NodeOptions
 from client_app.node.preflight import UnreachableError, check_connection, check_health_address
 from client_app.node.supervisor import Node
 from client_app.node.transport import WRONG_VERSION, Reason
@@ -41,7 +40,7 @@ from common.config import RunConfig, read_keys
 from common.errors import FloretError
 from data import ClientData, load_own
 from tests.conftest import PATIENCE, free_port
-from tests.deployment import BIN, Deployment, Process, children, commands, finish, until
+from tests.deployment import BIN, Deployment, Process, children, commands, finish, node_options, until
 from tests.harness import ROOT, copy_app, federate, run_config, timeless
 
 NAMES = ("north", "east", "south", "west")
@@ -709,46 +708,28 @@ def test_a_second_node_of_the_same_name(fedper: Plain, said: Callable[..., str])
     assert line == f"--client-name files: another node with this name is running on {state}"
 
 
-def options(tmp_path: Path, port: int, **keys: Any) -> NodeOptions:
-    usual: dict[str, Any] = {
-        "host": "127.0.0.1",
-        "port": port,
-        "insecure": False,
-        "root_certificates": None,
-        "key": None,
-        "client_name": "a",
-        "data_dir": None,
-        "partition": (0, 2),
-        "state_dir": tmp_path,
-        "device": None,
-        "max_wait": 0.0,
-        "health_address": None,
-    }
-    return NodeOptions(**usual | keys)
-
-
 def test_a_key_that_others_can_read_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     arguments = ["certificates", str(tmp_path / "made"), "--host", "h", "--node", "n"]
     command.floret.main(arguments, standalone_mode=False)
     key = tmp_path / "made" / "nodes" / "n"
-    options(tmp_path, 1, key=key)
+    node_options(tmp_path, 1, key=key)
     assert not caplog.text
     key.chmod(0o640)
-    options(tmp_path, 1, key=key)
+    node_options(tmp_path, 1, key=key)
     assert len(caplog.records) == 1
     assert caplog.messages == [f"--key {key}: others on this machine may read or write it; chmod 600 {key}"]
 
 
 def test_a_node_says_how_much_it_keeps(tmp_path: Path) -> None:
-    assert not {"keep-runs", "keep-gb"} & options(tmp_path, 1).node_config().keys()
-    config = options(tmp_path, 1, keep_runs=3, keep_gb=5).node_config()
+    assert not {"keep-runs", "keep-gb"} & node_options(tmp_path, 1).node_config().keys()
+    config = node_options(tmp_path, 1, keep_runs=3, keep_gb=5).node_config()
     assert (config["keep-runs"], config["keep-gb"]) == (3, 5)
 
 
 def refusal(tmp_path: Path, port: int, **keys: Any) -> str:
     """Return why no connection can be made, and never will be as things are."""
     with pytest.raises(FloretError) as caught:
-        check_connection(options(tmp_path, port, **keys))
+        check_connection(node_options(tmp_path, port, **keys))
     assert not isinstance(caught.value, UnreachableError)
     return str(caught.value)
 
@@ -798,7 +779,7 @@ def test_nobody_at_the_address(plain: Plain) -> None:
         (line,) = plain.floret.fail([*where, "--client-name", "nobody"])
     assert line == f"--superlink 127.0.0.1:{port}: nobody answers (Connection refused)"
     with pytest.raises(UnreachableError, match=r"--superlink no\.such\.host\.invalid:1: nobody answers \("):
-        check_connection(options(plain.files, 1, host="no.such.host.invalid"))
+        check_connection(node_options(plain.files, 1, host="no.such.host.invalid"))
 
 
 def test_data_and_devices_that_cannot_be_used(plain: Plain, tmp_path: Path) -> None:
@@ -836,7 +817,7 @@ def test_an_http_server_is_no_superlink(tmp_path: Path) -> None:
 
 
 def test_tls_with_a_superlink_that_has_none(plain: Plain, tmp_path: Path) -> None:
-    check_connection(options(tmp_path, plain.deployment.fleet, insecure=True))
+    check_connection(node_options(tmp_path, plain.deployment.fleet, insecure=True))
     line = refusal(tmp_path, plain.deployment.fleet)
     assert line.startswith(f"--superlink 127.0.0.1:{plain.deployment.fleet}: ")
     assert line.endswith("if the SuperLink has no TLS, use --insecure")
@@ -860,7 +841,7 @@ def test_a_proxy_whose_superlink_is_not_up_yet(tmp_path: Path, insecure: bool, r
         try:
             for _ in range(5):
                 with pytest.raises(UnreachableError) as caught:
-                    check_connection(options(tmp_path, proxy.server_address[1], insecure=insecure))
+                    check_connection(node_options(tmp_path, proxy.server_address[1], insecure=insecure))
                 other = (
                     "wants TLS: then leave out --insecure and give --root-certificates"
                     if insecure
@@ -945,7 +926,7 @@ def test_a_node_waits_as_long_as_it_is_told_however_long_an_attempt_takes(
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             with pytest.raises(UnreachableError, match="nobody answers"):
-                unchecked(options(tmp_path, server.server_address[1], insecure=True, max_wait=0.9)).run()
+                unchecked(node_options(tmp_path, server.server_address[1], insecure=True, max_wait=0.9)).run()
         finally:
             server.shutdown()
     assert len(attempts) == 1
@@ -973,7 +954,7 @@ def test_a_node_waits_as_long_again_after_it_has_been_in_the_federation(
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answers) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with pytest.raises(UnreachableError, match="nobody answers"):
-            unchecked(options(tmp_path, server.server_address[1], insecure=True, max_wait=1.5)).run()
+            unchecked(node_options(tmp_path, server.server_address[1], insecure=True, max_wait=1.5)).run()
     assert len(left) == 1
     assert time.monotonic() - left[0] >= 1.5
 
@@ -1055,8 +1036,8 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
 def test_a_superlink_that_wants_tls(secure: Secure, tmp_path: Path) -> None:
     port = secure.deployment.fleet
     where, ca = f"--superlink 127.0.0.1:{port}", secure.made / "ca.crt"
-    check_connection(options(tmp_path, port, root_certificates=ca))
-    check_connection(options(tmp_path, port, root_certificates=ca, host="localhost"))
+    check_connection(node_options(tmp_path, port, root_certificates=ca))
+    check_connection(node_options(tmp_path, port, root_certificates=ca, host="localhost"))
     line = refusal(tmp_path, port, insecure=True)
     assert line == f"{where}: wants TLS; leave out --insecure and give --root-certificates"
 

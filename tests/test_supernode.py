@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,9 +35,8 @@ from client_app.node.preflight import UnreachableError
 from client_app.node.supervisor import Node
 from common.errors import FloretError
 from tests.conftest import PATIENCE, free_port
-from tests.deployment import until
+from tests.deployment import container_health, node_options, until
 from tests.harness import ROOT
-from tests.test_nodes import options
 from tests.test_replies import bomb
 
 
@@ -204,7 +202,7 @@ def test_a_device_whose_clock_is_wrong_is_told(unchecked: type[Node], tmp_path: 
         context.abort(grpc.StatusCode.UNAUTHENTICATED, "Invalid timestamp")
 
     with superlink({"RegisterNode": refuse}) as port, pytest.raises(UnreachableError) as error:
-        unchecked(options(tmp_path, port, insecure=True)).run()
+        unchecked(node_options(tmp_path, port, insecure=True)).run()
     line = rf"--superlink 127.0.0.1:{port}: its clock differs from this device's, which says 20[-0-9]+ [:0-9]+ UTC; set"
     assert error.match(line)
 
@@ -221,7 +219,7 @@ def test_another_api_of_the_superlink_is_told(
 
     answers: dict[str, Callable[..., Any]] = {} if api == "control" else {"RegisterNode": refuse}
     with superlink(answers) as port, pytest.raises(UnreachableError) as error:
-        unchecked(options(tmp_path, port, insecure=True)).run()
+        unchecked(node_options(tmp_path, port, insecure=True)).run()
     assert error.match(rf"^--superlink 127.0.0.1:{port}: is not a SuperLink's Fleet API; that is where nodes join, at")
     assert "Traceback" not in capfd.readouterr().err
 
@@ -249,7 +247,7 @@ def test_a_supernode_without_heartbeats_is_started_again(
         "PullMessages": lambda _: PullMessagesResponse(),
     }
     with superlink(answers) as port, pytest.raises(FloretError, match="accepts only nodes with a registered key"):
-        unchecked(options(tmp_path, port, insecure=True, max_wait=30.0)).run()
+        unchecked(node_options(tmp_path, port, insecure=True, max_wait=30.0)).run()
     assert len(begun) == 2
     assert f"the SuperNode ended with code {transport.THREAD_ENDED}; trying again in" in caplog.text
     said = capfd.readouterr().err
@@ -276,11 +274,7 @@ def test_a_connection_that_the_network_forgot_counts_as_broken() -> None:
 def test_a_container_is_healthy_when_what_it_needs_can_be_reached(
     monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
-    spec = spec_from_file_location("health", ROOT / "docker" / "health.py")
-    assert spec
-    assert spec.loader
-    health = module_from_spec(spec)
-    spec.loader.exec_module(health)
+    health = container_health()
     monkeypatch.setattr(health, "SECONDS", PATIENCE)
     if ":" in address and not socket.has_dualstack_ipv6():
         pytest.skip("needs IPv6")

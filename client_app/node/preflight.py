@@ -5,6 +5,7 @@ import socket
 import ssl
 
 from client_app.node.options import NodeOptions, trusted
+from client_app.node.proxy import proxy_to
 from client_app.node.transport import ALPN, GREETING, is_answer
 from common.errors import FloretError
 
@@ -39,16 +40,17 @@ def check_health_address(address: str) -> None:
 
 
 def check_connection(options: NodeOptions) -> None:
-    """Connect to the SuperLink as the SuperNode will, and disconnect.
+    """Connect to the SuperLink as the SuperNode will, through a proxy where the environment names one, and disconnect.
 
     Raises:
         UnreachableError: there is no connection, or it ends at once, as that of a proxy whose SuperLink is not up.
         FloretError: there is one, but the SuperLink's certificate is not acceptable, or one side uses TLS and the other
             does not; or the host is none.
     """
-    where = f"--superlink {options.address}"
+    proxy = proxy_to(options.host)
+    where = f"--superlink {options.address}" + (f", through {proxy}" if proxy else "")
     try:
-        with socket.create_connection((options.host, options.port), timeout=_SECONDS) as connection:
+        with _connected(options) as connection:
             if options.insecure:
                 _check_plain(connection, where)
             else:
@@ -67,6 +69,13 @@ def check_connection(options: NodeOptions) -> None:
     except OSError as error:
         reason = error.strerror or str(error) or type(error).__name__
         raise UnreachableError(f"{where}: nobody answers ({reason})") from error
+
+
+def _connected(options: NodeOptions) -> socket.socket:
+    proxy = proxy_to(options.host)
+    if proxy:
+        return proxy.connect(options.host, options.port, _SECONDS)
+    return socket.create_connection((options.host, options.port), timeout=_SECONDS)
 
 
 def _check_tls(connection: socket.socket, where: str, options: NodeOptions) -> None:
@@ -101,7 +110,7 @@ def _has_tls(options: NodeOptions) -> bool:
     context.set_alpn_protocols([ALPN])
     try:
         with (
-            socket.create_connection((options.host, options.port), timeout=_SECONDS) as connection,
+            _connected(options) as connection,
             context.wrap_socket(connection, server_hostname=options.host),
         ):
             return True

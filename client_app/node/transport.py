@@ -26,8 +26,8 @@ from flwr.app import Error, Message
 # Flower's codes for the error of a message and for the end of a task.
 from flwr.common.constant import ErrorCode, Status, SubStatus
 
-# Channels with Flower's limits on the size of messages.
-from flwr.common.grpc import GRPC_MAX_MESSAGE_LENGTH, create_channel
+# Flower's limit on the size of messages.
+from flwr.common.grpc import GRPC_MAX_MESSAGE_LENGTH
 
 # What repeats the SuperNode's calls, and sees their errors.
 from flwr.common.retry_invoker import RetryInvoker
@@ -68,6 +68,7 @@ from flwr.supercore.interceptors.appio_token_interceptor import AUTHENTICATION_F
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from client_app.node.options import NodeOptions
+from client_app.node.proxy import DIRECT, channel_options
 from common.errors import FloretError, printable
 from common.flower import Unpacked, format_log
 from common.run_config import as_pairs
@@ -287,13 +288,20 @@ def _waiting(stub: ClientAppIoStub, go: Callable[[], bool]) -> ClientAppIoStub:
     return cast(ClientAppIoStub, calls)
 
 
+def _sizes(most: int) -> list[tuple[str, int | str]]:
+    return [("grpc.max_send_message_length", most), ("grpc.max_receive_message_length", most)]
+
+
 def _channel(address: str, token: str | None) -> grpc.Channel:
     interceptors: list[grpc.UnaryUnaryClientInterceptor] = [
         RuntimeVersionClientInterceptor(component_name="flwr-clientapp")
     ]
     if token:
         interceptors.append(AppIoTokenClientInterceptor(token))
-    return create_channel(server_address=address, insecure=True, interceptors=interceptors)
+    # To this machine, which no proxy can reach.
+    return grpc.intercept_channel(
+        grpc.insecure_channel(address, [*_sizes(GRPC_MAX_MESSAGE_LENGTH), DIRECT]), *interceptors
+    )
 
 
 @contextmanager
@@ -471,8 +479,8 @@ def open_channel(
 ) -> grpc.Channel:
     """Return a channel to the SuperLink as Flower's ``create_channel`` does, which notices that the network is gone."""
     options = [
-        ("grpc.max_send_message_length", max_message_length),
-        ("grpc.max_receive_message_length", max_message_length),
+        *_sizes(max_message_length),
+        *channel_options(server_address.rpartition(":")[0].strip("[]")),
         ("grpc.keepalive_time_ms", int(1000 * _PING)),
         ("grpc.keepalive_timeout_ms", int(1000 * BROKEN)),
     ]
