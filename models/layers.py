@@ -41,7 +41,7 @@ def mlp(shape: tuple[int, ...], classes: int) -> list[Layer]:
 def cnn2(shape: tuple[int, ...], classes: int) -> list[Layer]:
     """Two 5 x 5 convolutions (32, 64), each with 2 x 2 max pooling, then linear layers of 512 and the classes.
 
-    FedDFPA section 5.1; the same network in FedCPD and, with other names, in UA-PDFL.
+    FedDFPA section 5.2; the same network in FedCPD and, with other names, in UA-PDFL.
     """
     return _convolutional("cnn2", shape, channels=(32, 64), kernels=(5, 5), linear=(512,), classes=classes)
 
@@ -112,7 +112,8 @@ def vgg11(shape: tuple[int, ...], classes: int) -> list[Layer]:
 
     Configuration A of Simonyan and Zisserman (2015), without batch normalisation and dropout, with the narrow linear
     layers that are usual for 32 x 32 images. Max pooling rounds up, which matters for 28 x 28 images only: they end as
-    one pixel. UA-PDFL section 5.1.1 names the network and prints no more.
+    one pixel. UA-PDFL section 5.1.1 names the network and takes its first 28 layers for the extractor, which fits no
+    VGG-11 without batch normalisation; it prints no more.
     """
     # From 17 pixels a side on, each of the five poolings has an input of more than one pixel.
     width, *size = _image("vgg11", shape, smallest=17)

@@ -19,8 +19,8 @@ CLASSES = "classes"
 class FedProto(FloretClient):
     """Keeps its whole model; receives and sends ``prototype.<class>``, each (features,) float32.
 
-    It predicts the class of the nearest global prototype (equation 9), of all classes or of those that it trains on, or
-    with the head: ``inference``.
+    It predicts the class of the nearest global prototype (equation 4), of all classes or, as the authors' code does, of
+    those that it trains on, or with the head: ``inference``.
     """
 
     serves_with = (PREFIX, CLASSES)
@@ -38,7 +38,10 @@ class FedProto(FloretClient):
         return super().train()
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return cross entropy plus the alignment of features to the global prototypes (equation 7)."""
+        """Return cross entropy plus the alignment of features to the global prototypes.
+
+        Of each sample's features, as in the authors' code; equations 7 and 8 have the client's prototypes instead.
+        """
         output, _ = self.stages(batch)
         loss = F.cross_entropy(self.model.head(output), batch.y)
         alignment = alignment_loss(output.flatten(1), batch.y, self._prototypes, self._known, "mean")
