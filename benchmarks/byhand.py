@@ -121,6 +121,11 @@ class Task:
             for index in torch.split(order.to(self.y.device), self.batch_size):
                 yield self.images(index), self.y[index], index
 
+    def parts(self) -> Iterator[Tensor]:
+        """Return the images in their order, as many at a time as the device likes best where nothing is trained."""
+        size = 512 if self.x.is_cuda else 64
+        return (self.images(slice(i, i + size)) for i in range(0, len(self.y), size))
+
     def sgd(self, *modules: nn.Module) -> torch.optim.SGD:
         """Return an optimizer over the parameters of ``modules``."""
         parameters = [parameter for module in modules for parameter in module.parameters()]
@@ -132,7 +137,7 @@ class Task:
     def said_by(self, net: SmallNet | ResNet) -> Tensor:
         """Return the features of all training data, (n, d)."""
         net.eval()
-        parts = [net.stages(self.images(slice(i, i + 64)))[0] for i in range(0, len(self.y), 64)]
+        parts = [net.stages(x)[0] for x in self.parts()]
         net.train()
         return torch.cat(parts)
 
@@ -177,8 +182,8 @@ def fedcpd(task: Task) -> float:
     # The teacher's maps of the training data, in their order.
     computed: list[list[Tensor]] = []
     with torch.no_grad():
-        for i in range(0, len(task.y), 64):
-            computed.append(frozen.target(teacher.stages(task.images(slice(i, i + 64)))[1]))
+        for x in task.parts():
+            computed.append(frozen.target(teacher.stages(x)[1]))
     targets = [torch.cat(parts) for parts in zip(*computed, strict=True)]
     total, steps = torch.zeros((), device=task.y.device), 0
     for x, y, index in task.batches():

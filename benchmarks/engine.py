@@ -53,7 +53,8 @@ class _Bench:
 
     def main_job(self, repeats: int) -> list[Row]:
         """Return the rows of the README's main job, in this checkout as it is, the SuperLink already there."""
-        both = [(self._local({}, "", ROOT), self._ray({}, "", ROOT)) for _ in range(repeats)]
+        federation = "num-supernodes=10 client-resources-num-cpus=1"
+        both = [(self._local({}, federation, ROOT), self._ray({}, federation, ROOT)) for _ in range(repeats)]
         name, than = "the README's main job", "of flwr run's"
         return [
             pair(f"{name}: to the end of round 1", "s", [(a.first, b.first) for a, b in both], than),
@@ -145,8 +146,7 @@ class _Bench:
 
     def _ray(self, keys: dict[str, Any], federation: str, app: Path | None = None) -> Timed:
         command = [str(BIN / "flwr"), "run", str(app or self._simulator.app), "test", "--stream"]
-        limit = f"init-args-num-cpus={WORKERS}" if federation else ""
-        return self._timed(command, keys, f"{federation} {limit}", self._simulator.pid, app)
+        return self._timed(command, keys, f"{federation} init-args-num-cpus={WORKERS}", self._simulator.pid, app)
 
     def _timed(
         self, command: list[str], keys: dict[str, Any], federation: str, pid: int | None, app: Path | None
@@ -154,9 +154,7 @@ class _Bench:
         self._runs += 1
         output = self._folder / f"run-{self._runs}"
         said = " ".join(f"{key}={json.dumps(value)}" for key, value in keys.items())
-        command = [*command, "--run-config", f'{said} output-dir="{output}"']
-        if federation.strip():
-            command += ["--federation-config", federation.strip()]
+        command = [*command, "--run-config", f'{said} output-dir="{output}"', "--federation-config", federation]
         started = time.perf_counter()
         first = 0.0
         with (self._folder / "log.txt").open("w") as log:

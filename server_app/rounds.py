@@ -74,8 +74,8 @@ def run_rounds(
         checkpoints.write(checkpoint_of(server_round, views(arrays), strategy, federation, seconds, kept))
         strategy.session.checkpointed = server_round
 
+    started = time.perf_counter()
     for server_round in range(checkpoint.round + 1, config.rounds + 1):
-        started = time.perf_counter()
         status.round(server_round)
         status.phase("waiting for clients")
         _await_clients(federation)
@@ -94,7 +94,10 @@ def run_rounds(
             strategy.aggregate_evaluate(server_round, send_and_receive(grid, messages, config.round_timeout))
         status.phase("writing")
         strategy.notes += federation.departures()
-        line = round_of(server_round, strategy, time.perf_counter() - started)
+        # With the checkpoint of the round before, which is written after its line.
+        ended = time.perf_counter()
+        line = round_of(server_round, strategy, ended - started)
+        started = ended
         directory.append_history(line)
         history.append(line)
         if config.checkpoint_every and (server_round % config.checkpoint_every == 0 or last):

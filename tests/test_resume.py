@@ -109,6 +109,19 @@ def test_checkpoints_that_are_rarer_than_rounds_and_crashes_that_are_not(tmp_pat
     ]
 
 
+def test_a_round_takes_as_long_as_its_checkpoint_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, longest = Checkpoints.write, 0.5
+
+    def slow(checkpoints: Checkpoints, checkpoint: Checkpoint) -> None:
+        time.sleep(longest)
+        write(checkpoints, checkpoint)
+
+    monkeypatch.setattr(Checkpoints, "write", slow)
+    outcome = federate(tmp_path / "runs", rounds=3, checkpoint_every=1)
+    # The first round has none before it.
+    assert all(line["seconds"] >= longest for line in outcome.history[1:])
+
+
 def test_clients_are_told_after_which_rounds_a_run_was_resumed(tmp_path: Path) -> None:
     """What a client made after them did not happen, also where it takes part in no such round again."""
     keys = keys_of("fedper") | {"checkpoint_every": 2}
