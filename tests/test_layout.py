@@ -3,7 +3,9 @@
 import ast
 import importlib
 import re
+import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,24 @@ def test_every_folder_is_in_the_map() -> None:
 def test_every_package_is_installed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert {*project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]} == {*IMPORTS, "cli"}
+
+
+def test_every_import_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    declared = {re.split(r"[\[<>= ]", one)[0].lower() for one in needed}
+    ours = {*IMPORTS, "cli", *sys.stdlib_module_names}
+    distributions = packages_distributions()
+    for package in (*IMPORTS, "cli"):
+        for file in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                if isinstance(node, ast.ImportFrom):
+                    names = [node.module or ""]
+                for name in {one.partition(".")[0] for one in names} - ours:
+                    # Packages of Google share a name of their own.
+                    offered = {"protobuf"} if name == "google" else {one.lower() for one in distributions[name]}
+                    assert offered & declared, f"{file.relative_to(ROOT)}: {name}"
 
 
 @pytest.mark.parametrize("package", IMPORTS)
