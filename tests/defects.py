@@ -6469,6 +6469,76 @@ DEFECTS: list[Defect] = [
             "tests/test_history.py::test_what_one_real_node_says_counts_for_a_hundred_times_the_median",
         ),
     ),
+    *_of(
+        "delivery",
+        "client_app/node/transport.py",
+        (
+            "a node asks its own machine through a proxy",
+            "[*_sizes(GRPC_MAX_MESSAGE_LENGTH), DIRECT]",
+            "_sizes(GRPC_MAX_MESSAGE_LENGTH)",
+            "tests/test_proxy.py",
+        ),
+    ),
+    *_of(
+        "delivery",
+        "client_app/node/preflight.py",
+        (
+            "the address is tried without the proxy",
+            "    if proxy:\n        return proxy.connect(",
+            "    if proxy and options.insecure and not options.host:\n        return proxy.connect(",
+            "tests/test_proxy.py",
+        ),
+    ),
+    *_of(
+        "delivery",
+        "client_app/node/proxy.py",
+        (
+            "exceptions are whole names",
+            "return host.lower().endswith(entry.lower())",
+            "return host.lower() == entry.lower()",
+            "tests/test_proxy.py",
+        ),
+    ),
+    *_of(
+        "delivery",
+        "client_app/node/proxy.py",
+        (
+            "a proxy's password is not decoded",
+            "unquote(self.url.password or '')",
+            "self.url.password or ''",
+            "tests/test_proxy.py",
+        ),
+    ),
+    *_of(
+        "delivery",
+        "client_app/node/proxy.py",
+        (
+            "gRPC's own exceptions come last",
+            'EXCEPTIONS = ("no_grpc_proxy", "no_proxy")',
+            'EXCEPTIONS = ("no_proxy", "no_grpc_proxy")',
+            "tests/test_proxy.py",
+        ),
+    ),
+    *_of(
+        "history",
+        "server_app/rounds.py",
+        (
+            "a round ends before its checkpoint",
+            "        started = ended\n        directory.append_history(line)\n        history.append(line)\n        if config.checkpoint_every and (server_round % config.checkpoint_every == 0 or last):\n            keep(server_round)\n",
+            "        directory.append_history(line)\n        history.append(line)\n        if config.checkpoint_every and (server_round % config.checkpoint_every == 0 or last):\n            keep(server_round)\n        started = time.perf_counter()\n",
+            "tests/test_resume.py",
+        ),
+    ),
+    *_of(
+        "policy",
+        "common/run_config.py",
+        (
+            "an installed Floret looks for a checkout",
+            'folder if (folder / "pyproject.toml").exists() else folder.parent',
+            "folder.parent",
+            "tests/test_wheel.py",
+        ),
+    ),
 ]
 
 
