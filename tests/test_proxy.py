@@ -17,7 +17,7 @@ from client_app.node.preflight import UnreachableError, check_connection
 from client_app.node.proxy import EXCEPTIONS, VARIABLES, proxy_to
 from common.errors import FloretError
 from tests.conftest import PATIENCE, free_port
-from tests.deployment import container_health, node_options
+from tests.deployment import Deployment, container_health, finish, node_options
 
 # Nobody listens there.
 NOWHERE = "http://127.0.0.1:9"
@@ -177,3 +177,21 @@ def test_a_proxy_that_speaks_no_http(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.getsockname()[1]}")
         with pytest.raises(UnreachableError, match=r"nobody answers \(the proxy does not speak HTTP: BadStatusLine\)"):
             check_connection(node_options(tmp_path, 9092, host=HOST))
+
+
+@pytest.mark.slow
+def test_a_run_with_a_node_behind_a_proxy(tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path / "deployment")
+    with proxy() as (port, asked):
+        try:
+            # Of the node and of its SuperNode, not of `flwr run`, nor of the SuperLink and its ServerApp.
+            deployment.env["http_proxy"] = f"http://127.0.0.1:{port}"
+            deployment.node("a", "--partition", "0/1")
+            del deployment.env["http_proxy"]
+            finish(deployment.run(rounds=2, min_clients=1))
+        finally:
+            deployment.end()
+    assert [line["clients"]["a"]["trained"] for line in deployment.history()] == [True, True]
+    # The node looks at the address, and its SuperNode stays connected.
+    assert {where for where, _ in asked} == {f"127.0.0.1:{deployment.fleet}"}
+    assert len(asked) >= 2
