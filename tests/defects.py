@@ -6524,8 +6524,8 @@ DEFECTS: list[Defect] = [
         "server_app/rounds.py",
         (
             "a round ends before its checkpoint",
-            "        started = ended\n        directory.append_history(line)\n        history.append(line)\n        if config.checkpoint_every and (server_round % config.checkpoint_every == 0 or last):\n            keep(server_round)\n",
-            "        directory.append_history(line)\n        history.append(line)\n        if config.checkpoint_every and (server_round % config.checkpoint_every == 0 or last):\n            keep(server_round)\n        started = time.perf_counter()\n",
+            "        trackers.round(line)\n        left",
+            "        trackers.round(line)\n        started = time.perf_counter()\n        left",
             "tests/test_resume.py",
         ),
     ),
