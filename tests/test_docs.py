@@ -230,7 +230,51 @@ def test_contributing_names_the_methods_whose_rounds_go_on_from_their_own() -> N
 def test_what_commands_write_by_default_is_neither_committed_nor_in_the_image(command: str) -> None:
     (folder,) = (str(p.default) for p in floret.commands[command].params if p.name == "output")
     assert f"/{folder}/" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
-    assert folder in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert not in_image(f"{folder}/results.json")
+
+
+def in_image(path: str) -> bool:
+    """Return whether a build gets a file: of ``.dockerignore`` the last pattern counts that fits it or its folder."""
+    found = True
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    for line in (line for line in lines if line and not line.startswith("#")):
+        pattern = line.removeprefix("!")
+        expression = re.escape(pattern).replace(r"\*\*/", "(.*/)?").replace(r"\*", "[^/]*")
+        if re.fullmatch(f"{expression}(/.*)?", path):
+            found = line.startswith("!")
+    return found
+
+
+def test_the_image_has_the_sources_and_what_containers_run() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = [name.removesuffix("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]]
+    sources = [path.relative_to(ROOT).as_posix() for name in packages for path in (ROOT / name).rglob("*.py")]
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "docker").glob("compose*.yaml")]
+    run = {file for text in texts for file in re.findall(r"/app/([\w./]+)", text)}
+    assert run == {"docker/health.py"}
+    copied = re.findall(
+        r"^COPY (?!\. )(.+) \./$", (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    project_files = [project["project"]["readme"], *project["project"]["license-files"], *" ".join(copied).split()]
+    needed = [*sources, *run, *project_files]
+    assert len(needed) > 100
+    assert [path for path in needed if not in_image(path)] == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        # What a machine has in its clone besides: personal models, answers, a database, keys under any name, data.
+        *("state.tar", "answers.csv", "superlink.db", "superlink.db.old", "north", "north.pub", "policy.yaml"),
+        *("certificates/ca.key", "certificates/nodes/north", "docker/.env", "docker/node.key", "own/train.npz"),
+        *("runs/x/checkpoints/a.safetensors", "data/.own.npz", "data/node.key", "data/ca.pem", "client_app/ca.crt"),
+        # What is made there, and what no container needs.
+        *("cli/__pycache__/main.cpython-311.pyc", "client_app/node/__pycache__/x.pyc", "floret.egg-info/PKG-INFO"),
+        *(".venv/bin/python", ".git/config", "build/lib/cli/main.py", "tests/conftest.py", "docs/results/claims.md"),
+    ],
+)
+def test_the_image_has_nothing_else(path: str) -> None:
+    assert not in_image(path)
 
 
 def test_every_test_that_security_names_is_there() -> None:
