@@ -4,6 +4,7 @@ What a command does is tested elsewhere; here that it accepts the documented arg
 commands are what ``.ci/run`` does.
 """
 
+import os
 import re
 import shlex
 import subprocess
@@ -188,8 +189,43 @@ def test_every_container_may_do_little() -> None:
             assert service["security_opt"] == ["no-new-privileges:true"]
             assert service["deploy"]["resources"]["limits"].keys() >= {"cpus", "memory", "pids"}
             root = service["user"] == "0:0"
-            assert service.get("cap_add", []) == (["CHOWN"] if root else [])
+            owners = ["CHOWN", "DAC_OVERRIDE"] if name == "prepare" else ["CHOWN"]
+            assert service.get("cap_add", []) == (owners if root else [])
             assert service.get("network_mode") == "none" or not root
+
+
+@pytest.mark.parametrize("file", ["compose.yaml", "compose.node.yaml"])
+def test_all_in_a_volume_is_handed_over_to_another_user_and_nothing_that_is_right(file: str, tmp_path: Path) -> None:
+    service = yaml.safe_load((ROOT / "docker" / file).read_text(encoding="utf-8"))["services"]["prepare"]
+    assert service["environment"] == {"OWNER": "${FLORET_USER:-1000:1000}"}
+    volumes = [volume.rpartition(":") for volume in service.get("volumes", ["state:/floret"]) if "$" not in volume]
+    assert service["command"] == [path for _, _, path in volumes]
+    for folder in ("runs", "state/.audit", "state/default/fedper/north"):
+        (tmp_path / "floret" / folder).mkdir(mode=0o700, parents=True)
+    (tmp_path / "floret" / "state" / "seed").write_text("")
+    (tmp_path / "floret" / "state" / "link").symlink_to(tmp_path)
+    (tmp_path / "chown").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "chown").chmod(0o755)
+    command = [part.replace("$$", "$").replace("/floret/", f"{tmp_path}/floret/") for part in service["entrypoint"]]
+
+    def handed(owner: str) -> list[str]:
+        """Return what is given to ``chown``: this one only says it."""
+        done = subprocess.run(
+            [*command, tmp_path / "floret" / "state"],
+            env={"OWNER": owner, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.splitlines()
+
+    me, group = os.getuid(), (tmp_path / "floret").stat().st_gid
+    runs = [f"{tmp_path}/floret/runs"] if file == "compose.yaml" else []
+    for owner in (f"{me + 1}:{group}", f"{me}:{group + 1}"):
+        said = handed(owner)
+        everything = {str(path) for path in (tmp_path / "floret").rglob("*")} - {f"{tmp_path}/floret/runs"}
+        assert set(said) == {"-h", owner, *everything, *runs}
+    assert handed(f"{me}:{group}") == ([f"{me}:{group}", *runs] if runs else [])
 
 
 CHECKS: dict[str, Callable[[list[str]], None]] = {

@@ -43,6 +43,7 @@ from data import ClientData, load_own
 from tests.conftest import PATIENCE, free_port
 from tests.deployment import BIN, Deployment, Process, children, commands, finish, until
 from tests.harness import ROOT, copy_app, federate, run_config, timeless
+from tests.test_data_paths import NOBODY, forbidden
 
 NAMES = ("north", "east", "south", "west")
 
@@ -695,6 +696,16 @@ def test_options_that_cannot_be_used(said: Callable[..., str], tmp_path: Path, a
         usual["--partition"] = "0/2"
     rest = [part for option, value in usual.items() if option not in given for part in (option, value)]
     assert said(*given, *rest).startswith(line.format(tmp=tmp_path))
+
+
+def test_a_state_directory_of_another_user(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    chosen = options(tmp_path, 9092, state_dir=state)
+    with forbidden(state, 0o500), pytest.raises(FloretError) as caught:
+        chosen.claim()
+    right = f"it and all in it must belong to user {os.geteuid() or NOBODY}, who runs this"
+    assert str(caught.value) == f"--state-dir {state}: cannot be written (Permission denied); {right}"
 
 
 def test_no_data_at_all(said: Callable[..., str]) -> None:
