@@ -194,6 +194,21 @@ def test_every_container_may_do_little() -> None:
             assert service.get("network_mode") == "none" or not root
 
 
+def test_images_of_other_extras_have_other_names() -> None:
+    images: dict[str, set[str]] = {}
+    for path in (ROOT / "docker").glob("compose*.yaml"):
+        services = yaml.safe_load(path.read_text(encoding="utf-8"))["services"].values()
+        named = {service["image"] for service in services if "image" in service}
+        if named:
+            images[path.name] = named
+    server = {"${FLORET_IMAGE:-floret}"}
+    assert images == {
+        "compose.yaml": server,
+        "compose.tls.yaml": server,
+        "compose.node.yaml": {"${FLORET_IMAGE:-floret-node}"},
+    }
+
+
 @pytest.mark.parametrize("file", ["compose.yaml", "compose.node.yaml"])
 def test_all_in_a_volume_is_handed_over_to_another_user_and_nothing_that_is_right(file: str, tmp_path: Path) -> None:
     service = yaml.safe_load((ROOT / "docker" / file).read_text(encoding="utf-8"))["services"]["prepare"]
