@@ -194,6 +194,14 @@ def test_every_container_may_do_little() -> None:
             assert service.get("network_mode") == "none" or not root
 
 
+def test_the_names_of_volumes_stay() -> None:
+    """They begin with the project's name: under another one a device would start without its personal models."""
+    for file, project, volume in (("compose.yaml", "floret", "node-0"), ("compose.node.yaml", "floret-node", "state")):
+        content = yaml.safe_load((ROOT / "docker" / file).read_text(encoding="utf-8"))
+        assert content["name"] == project
+        assert content["volumes"][volume] == {}
+
+
 def test_images_of_other_extras_have_other_names() -> None:
     images: dict[str, set[str]] = {}
     for path in (ROOT / "docker").glob("compose*.yaml"):
