@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import socketserver
@@ -1099,14 +1100,16 @@ def test_a_superlink_of_another_version() -> None:
 
 def test_keys_that_the_superlink_does_not_know(secure: Secure) -> None:
     where = f"--superlink 127.0.0.1:{secure.deployment.fleet}"
-    key = secure.made / "nodes" / "stranger"
+    # Under the name that it has on a device with systemd or Compose, where its public key is not.
+    key = secure.deployment.folder / "node.key"
+    shutil.copy2(secure.made / "nodes" / "stranger", key)
     stranger, without = secure.floret.fail(
         secure.node("--client-name", "stranger", "--key", key), secure.node("--client-name", "nokey")
     )
-    assert (
-        stranger
-        == f"{where}: does not know --key {key}; where flwr is used, register its public key: flwr supernode register "
-        "stranger.pub CONNECTION"
+    register = "flwr supernode register DIR/nodes/NAME.pub CONNECTION"
+    assert stranger == (
+        f"{where}: does not know --key {key}; where flwr is used, register its public key, as floret certificates DIR "
+        f"made it: {register}"
     )
     assert without == f"{where}: accepts only nodes with a registered key; see --key"
 
