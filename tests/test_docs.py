@@ -336,6 +336,21 @@ def test_the_image_has_nothing_else(path: str) -> None:
     assert not in_image(path)
 
 
+def options(command: click.Command) -> Iterator[str]:
+    """Yield the long options of a command and of those below it."""
+    for part in getattr(command, "commands", {}).values():
+        yield from options(part)
+    yield from (name for p in command.params for name in p.opts if name.startswith("--"))
+
+
+@pytest.mark.parametrize("command", sorted(floret.commands))
+def test_every_option_is_on_some_page(command: str) -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+    assert set(options(floret.commands[command])) - named == set()
+
+
 def test_every_test_that_security_names_is_there() -> None:
     text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     files = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py")}
