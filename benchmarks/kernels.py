@@ -1,13 +1,11 @@
 """Portable kernels, which give the same digits on other CPUs, against those that are fastest on this one."""
 
 import os
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from benchmarks.measure import Row, pair, together
-from benchmarks.training import EPOCHS, Case, Ours
+from benchmarks.training import Case, repeated_training
 from common.kernels import NATIVE, PORTABLE, variables
 
 SECONDS = 4.0
@@ -28,20 +26,7 @@ def run(repeats: int) -> list[Row]:
 def speed(case: Case, kernels: str) -> float:
     """Return the samples a second that a client trains in a process with these kernels."""
     with started_with(variables(kernels)):
-        return together(1, SECONDS, prepare, case)
-
-
-def prepare(case: Case) -> Callable[[], float]:
-    """Return a function that trains a client and returns the number of samples."""
-    with tempfile.TemporaryDirectory() as folder:
-        ours = Ours(case, Path(folder))
-
-    def work() -> float:
-        ours.prepare()
-        ours.train()
-        return EPOCHS * case.samples
-
-    return work
+        return together(1, SECONDS, repeated_training, case)
 
 
 @contextmanager

@@ -103,7 +103,7 @@ def _memory() -> tuple[float, float]:
         for client in range(work.clients):
             yield work.reply(client, work.content())
 
-    # One reply is made before, so that the peak of making it belongs to the baseline.
+    # One reply is made before, so that the baseline has what the first one leaves in memory; then the peak begins anew.
     work.content()
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")

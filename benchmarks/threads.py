@@ -2,12 +2,10 @@
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 from benchmarks.measure import Row, pair, together
-from benchmarks.training import EPOCHS, Case, Ours
+from benchmarks.training import Case, repeated_training
 
 PROCESSES = 2
 SECONDS = 4.0
@@ -34,13 +32,4 @@ def prepare(threads: int, cpus: list[int]) -> Callable[[], float]:
     """Return a function that trains a client on ``cpus`` and no others, and returns the number of samples."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cpus)
-    case = Case("fedper", "cnn2", 64, 320, threads)
-    with tempfile.TemporaryDirectory() as folder:
-        ours = Ours(case, Path(folder))
-
-    def work() -> float:
-        ours.prepare()
-        ours.train()
-        return EPOCHS * case.samples
-
-    return work
+    return repeated_training(Case("fedper", "cnn2", 64, 320, threads))

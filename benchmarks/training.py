@@ -93,6 +93,19 @@ class Ours:
         self.client.fit(self.arrays, self.message)
 
 
+def repeated_training(case: Case) -> Callable[[], float]:
+    """Return a function that trains a client of Floret and returns the number of samples, for ``together``."""
+    with tempfile.TemporaryDirectory() as folder:
+        ours = Ours(case, Path(folder))
+
+    def work() -> float:
+        ours.prepare()
+        ours.train()
+        return EPOCHS * case.samples
+
+    return work
+
+
 class Theirs:
     """The same by hand, from the same weights, with the same data in the same order."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from client_app.keeping import Version
 from client_app.state import LOCK, FileStore
 from common.config import one_of
-from common.durable import DamagedError, UnreadableError, claim_client
+from common.durable import DamagedError, UnreadableError, claim_client, why_unwritable
 from common.errors import FloretError
 
 
@@ -205,7 +205,7 @@ def _claimed(state_dir: Path, shelf: Shelf) -> Iterator[None]:
     except BlockingIOError as error:
         raise FloretError(f"a node of client {shelf.client} is running on {state_dir}; stop it first") from error
     except OSError as error:
-        raise FloretError(f"--state-dir {state_dir}: cannot be written ({error.strerror})") from error
+        raise FloretError(f"--state-dir {state_dir}: {why_unwritable(error)}") from error
     with lock, shelf.store.claim():
         yield
 

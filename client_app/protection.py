@@ -16,8 +16,14 @@ from torch import Tensor
 
 from common.config import RunConfig
 from common.errors import FloretError
-from common.privacy.accounting import LARGEST_EPSILON, Release, epsilon_of
-from common.privacy.calibration import calibrated_noise, drawn_in_secret, noise_of_clients, rate_of_clients
+from common.privacy.accounting import Release
+from common.privacy.calibration import (
+    calibrated_noise,
+    drawn_in_secret,
+    epsilon_spent,
+    noise_of_clients,
+    rate_of_clients,
+)
 from common.privacy.ledger import Ledger, Line, spent_by_client, spent_by_example
 from common.privacy.noise import Noise, clipped
 from common.starts import Start, starts_of
@@ -256,12 +262,9 @@ class Protection:
         if self.keys.by_server:
             self._account.pay([release])
             return {}
-        epsilon, after = self._after(release), self._cost(*self._account.run(), release, release)
+        epsilon, after = self._after(release), epsilon_spent(self.keys, [*self._account.run(), release, release])
         self._account.pay([release])
         return {"epsilon": epsilon, "epsilon-next": after}
-
-    def _cost(self, *releases: Release) -> float:
-        return min(epsilon_of(releases, self.keys.delta, self.keys.accountant), LARGEST_EPSILON)
 
     def _after(self, release: Release) -> float:
         """Return what the run has spent after a release.
@@ -270,11 +273,11 @@ class Protection:
             BudgetError: it is more than the run permits.
         """
         spent = self._account.run()
-        epsilon = self._cost(*spent, release)
+        epsilon = epsilon_spent(self.keys, [*spent, release])
         if self.keys.epsilon and not epsilon <= self.keys.epsilon:
             raise BudgetError(
-                f"privacy.epsilon = {self.keys.epsilon:g}: this client has spent {self._cost(*spent):.4g} in this run, "
-                f"and another round would make it {epsilon:.4g}"
+                f"privacy.epsilon = {self.keys.epsilon:g}: this client has spent {epsilon_spent(self.keys, spent):.4g} "
+                f"in this run, and another round would make it {epsilon:.4g}"
             )
         return epsilon
 

@@ -97,6 +97,12 @@ def claim_client(state_dir: Path, client: str) -> IO[bytes]:
     return lock
 
 
+def why_unwritable(error: OSError) -> str:
+    """Return why a folder cannot be written, for who runs this process; where rights are missing, whose it must be."""
+    right = f"; it and all in it must belong to user {os.geteuid()}, who runs this"
+    return f"cannot be written ({error.strerror}){right if isinstance(error, PermissionError) else ''}"
+
+
 @contextmanager
 def locked(folder: Path, *, wait: bool, private: bool = False) -> Iterator[None]:
     """Have ``folder``, which is made if it is missing, alone among the programs that lock it so.

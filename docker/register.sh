@@ -11,7 +11,8 @@ for key in "$@"; do
   if said=$(docker compose -f "$docker_folder/compose.yaml" -f "$docker_folder/compose.tls.yaml" \
     run --rm --no-TTY cli sh -c 'cat > /tmp/key.pub && flwr supernode register /tmp/key.pub compose' <"$key" 2>&1); then
     echo "$key: registered"
-  elif grep -q "already in use" <<<"$said"; then
+  # Flower's words; Docker says of an address, too, that it is already in use.
+  elif grep -qF "The provided public key is already in use" <<<"$said"; then
     echo "$key: was registered before"
   else
     echo "$said" >&2

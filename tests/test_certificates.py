@@ -8,7 +8,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cli.main import floret
 from common.errors import FloretError
 from tests.conftest import BIN, PATIENCE, free_port, wait_for_port
+from tests.harness import ROOT
 
 
 def make(folder: Path, *arguments: str) -> None:
@@ -406,6 +407,34 @@ def test_a_superlink_takes_registered_nodes_only(superlink: SuperLink, made: Pat
         for process in (north, south):
             process.terminate()
             process.wait(PATIENCE)
+
+
+def registered_with(docker: str, folder: Path, key: Path, env: Mapping[str, str]) -> tuple[int, str, str]:
+    """Run ``docker/register.sh`` with a ``docker`` that does this; its last argument is what the container would do."""
+    (folder / "docker").write_text(f"#!/bin/bash\n{docker}\n")
+    (folder / "docker").chmod(0o755)
+    done = subprocess.run(
+        [ROOT / "docker" / "register.sh", key],
+        env={**env, "PATH": f"{folder}{os.pathsep}{env['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_an_address_in_use_is_no_key_that_was_registered(made: Path, tmp_path: Path) -> None:
+    key = made / "nodes" / "north.pub"
+    line = "Error response from daemon: failed to bind host port: address already in use"
+    done = registered_with(f"echo '{line}' >&2; exit 1", tmp_path, key, os.environ)
+    assert done == (1, "", f"{line}\n{key}: not registered\n")
+
+
+def test_a_key_that_was_registered_before_is_left_as_it_is(superlink: SuperLink, made: Path) -> None:
+    key = made / "nodes" / "north.pub"
+    here = f'said="${{!#//compose/test}}"; sh -c "${{said//\\/tmp/{superlink.folder}}}"'
+    for said in ("registered", "was registered before"):
+        assert registered_with(here, superlink.folder, key, superlink.env) == (0, f"{key}: {said}\n", "")
 
 
 def test_flwr_without_tls_gets_nothing(superlink: SuperLink) -> None:

@@ -4,6 +4,7 @@ What a command does is tested elsewhere; here that it accepts the documented arg
 commands are what ``.ci/run`` does.
 """
 
+import os
 import re
 import shlex
 import subprocess
@@ -188,8 +189,66 @@ def test_every_container_may_do_little() -> None:
             assert service["security_opt"] == ["no-new-privileges:true"]
             assert service["deploy"]["resources"]["limits"].keys() >= {"cpus", "memory", "pids"}
             root = service["user"] == "0:0"
-            assert service.get("cap_add", []) == (["CHOWN"] if root else [])
+            owners = ["CHOWN", "DAC_OVERRIDE"] if name == "prepare" else ["CHOWN"]
+            assert service.get("cap_add", []) == (owners if root else [])
             assert service.get("network_mode") == "none" or not root
+
+
+def test_the_names_of_volumes_stay() -> None:
+    """They begin with the project's name: under another one a device would start without its personal models."""
+    for file, project, volume in (("compose.yaml", "floret", "node-0"), ("compose.node.yaml", "floret-node", "state")):
+        content = yaml.safe_load((ROOT / "docker" / file).read_text(encoding="utf-8"))
+        assert content["name"] == project
+        assert content["volumes"][volume] == {}
+
+
+def test_images_of_other_extras_have_other_names() -> None:
+    images: dict[str, set[str]] = {}
+    for path in (ROOT / "docker").glob("compose*.yaml"):
+        services = yaml.safe_load(path.read_text(encoding="utf-8"))["services"].values()
+        named = {service["image"] for service in services if "image" in service}
+        if named:
+            images[path.name] = named
+    server = {"${FLORET_IMAGE:-floret}"}
+    assert images == {
+        "compose.yaml": server,
+        "compose.tls.yaml": server,
+        "compose.node.yaml": {"${FLORET_IMAGE:-floret-node}"},
+    }
+
+
+@pytest.mark.parametrize("file", ["compose.yaml", "compose.node.yaml"])
+def test_all_in_a_volume_is_handed_over_to_another_user_and_nothing_that_is_right(file: str, tmp_path: Path) -> None:
+    service = yaml.safe_load((ROOT / "docker" / file).read_text(encoding="utf-8"))["services"]["prepare"]
+    assert service["environment"] == {"OWNER": "${FLORET_USER:-1000:1000}"}
+    volumes = [volume.rpartition(":") for volume in service.get("volumes", ["state:/floret"]) if "$" not in volume]
+    assert service["command"] == [path for _, _, path in volumes]
+    for folder in ("runs", "state/.audit", "state/default/fedper/north"):
+        (tmp_path / "floret" / folder).mkdir(mode=0o700, parents=True)
+    (tmp_path / "floret" / "state" / "seed").write_text("")
+    (tmp_path / "floret" / "state" / "link").symlink_to(tmp_path)
+    (tmp_path / "chown").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "chown").chmod(0o755)
+    command = [part.replace("$$", "$").replace("/floret/", f"{tmp_path}/floret/") for part in service["entrypoint"]]
+
+    def handed(owner: str) -> list[str]:
+        """Return what is given to ``chown``: this one only says it."""
+        done = subprocess.run(
+            [*command, tmp_path / "floret" / "state"],
+            env={"OWNER": owner, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.splitlines()
+
+    me, group = os.getuid(), (tmp_path / "floret").stat().st_gid
+    runs = [f"{tmp_path}/floret/runs"] if file == "compose.yaml" else []
+    for owner in (f"{me + 1}:{group}", f"{me}:{group + 1}"):
+        said = handed(owner)
+        everything = {str(path) for path in (tmp_path / "floret").rglob("*")} - {f"{tmp_path}/floret/runs"}
+        assert set(said) == {"-h", owner, *everything, *runs}
+    assert handed(f"{me}:{group}") == ([f"{me}:{group}", *runs] if runs else [])
 
 
 CHECKS: dict[str, Callable[[list[str]], None]] = {
@@ -230,7 +289,66 @@ def test_contributing_names_the_methods_whose_rounds_go_on_from_their_own() -> N
 def test_what_commands_write_by_default_is_neither_committed_nor_in_the_image(command: str) -> None:
     (folder,) = (str(p.default) for p in floret.commands[command].params if p.name == "output")
     assert f"/{folder}/" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
-    assert folder in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert not in_image(f"{folder}/results.json")
+
+
+def in_image(path: str) -> bool:
+    """Return whether a build gets a file: of ``.dockerignore`` the last pattern counts that fits it or its folder."""
+    found = True
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    for line in (line for line in lines if line and not line.startswith("#")):
+        pattern = line.removeprefix("!")
+        expression = re.escape(pattern).replace(r"\*\*/", "(.*/)?").replace(r"\*", "[^/]*")
+        if re.fullmatch(f"{expression}(/.*)?", path):
+            found = line.startswith("!")
+    return found
+
+
+def test_the_image_has_the_sources_and_what_containers_run() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = [name.removesuffix("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]]
+    sources = [path.relative_to(ROOT).as_posix() for name in packages for path in (ROOT / name).rglob("*.py")]
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "docker").glob("compose*.yaml")]
+    run = {file for text in texts for file in re.findall(r"/app/([\w./]+)", text)}
+    assert run == {"docker/health.py"}
+    copied = re.findall(
+        r"^COPY (?!\. )(.+) \./$", (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    project_files = [project["project"]["readme"], *project["project"]["license-files"], *" ".join(copied).split()]
+    needed = [*sources, *run, *project_files]
+    assert len(needed) > 100
+    assert [path for path in needed if not in_image(path)] == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        # What a machine has in its clone besides: personal models, answers, a database, keys under any name, data.
+        *("state.tar", "answers.csv", "superlink.db", "superlink.db.old", "north", "north.pub", "policy.yaml"),
+        *("certificates/ca.key", "certificates/nodes/north", "docker/.env", "docker/node.key", "own/train.npz"),
+        *("runs/x/checkpoints/a.safetensors", "data/.own.npz", "data/node.key", "data/ca.pem", "client_app/ca.crt"),
+        # What is made there, and what no container needs.
+        *("cli/__pycache__/main.cpython-311.pyc", "client_app/node/__pycache__/x.pyc", "floret.egg-info/PKG-INFO"),
+        *(".venv/bin/python", ".git/config", "build/lib/cli/main.py", "tests/conftest.py", "docs/results/claims.md"),
+    ],
+)
+def test_the_image_has_nothing_else(path: str) -> None:
+    assert not in_image(path)
+
+
+def options(command: click.Command) -> Iterator[str]:
+    """Yield the long options of a command and of those below it."""
+    for part in getattr(command, "commands", {}).values():
+        yield from options(part)
+    yield from (name for p in command.params for name in p.opts if name.startswith("--"))
+
+
+@pytest.mark.parametrize("command", sorted(floret.commands))
+def test_every_option_is_on_some_page(command: str) -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+    assert set(options(floret.commands[command])) - named == set()
 
 
 def test_every_test_that_security_names_is_there() -> None:

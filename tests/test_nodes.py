@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import socketserver
@@ -42,6 +43,7 @@ from data import ClientData, load_own
 from tests.conftest import PATIENCE, free_port
 from tests.deployment import BIN, Deployment, Process, children, commands, finish, node_options, until
 from tests.harness import ROOT, copy_app, federate, run_config, timeless
+from tests.test_data_paths import NOBODY, forbidden
 
 NAMES = ("north", "east", "south", "west")
 
@@ -696,6 +698,16 @@ def test_options_that_cannot_be_used(said: Callable[..., str], tmp_path: Path, a
     assert said(*given, *rest).startswith(line.format(tmp=tmp_path))
 
 
+def test_a_state_directory_of_another_user(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    chosen = options(tmp_path, 9092, state_dir=state)
+    with forbidden(state, 0o500), pytest.raises(FloretError) as caught:
+        chosen.claim()
+    right = f"it and all in it must belong to user {os.geteuid() or NOBODY}, who runs this"
+    assert str(caught.value) == f"--state-dir {state}: cannot be written (Permission denied); {right}"
+
+
 def test_no_data_at_all(said: Callable[..., str]) -> None:
     line = said("--superlink", "h:1", "--client-name", "a", "--insecure")
     assert line == "a node needs --data-dir, its own data, or --partition I/N of the run's dataset"
@@ -1069,14 +1081,16 @@ def test_a_superlink_of_another_version() -> None:
 
 def test_keys_that_the_superlink_does_not_know(secure: Secure) -> None:
     where = f"--superlink 127.0.0.1:{secure.deployment.fleet}"
-    key = secure.made / "nodes" / "stranger"
+    # Under the name that it has on a device with systemd or Compose, where its public key is not.
+    key = secure.deployment.folder / "node.key"
+    shutil.copy2(secure.made / "nodes" / "stranger", key)
     stranger, without = secure.floret.fail(
         secure.node("--client-name", "stranger", "--key", key), secure.node("--client-name", "nokey")
     )
-    assert (
-        stranger
-        == f"{where}: does not know --key {key}; where flwr is used, register its public key: flwr supernode register "
-        "stranger.pub CONNECTION"
+    register = "flwr supernode register DIR/nodes/NAME.pub CONNECTION"
+    assert stranger == (
+        f"{where}: does not know --key {key}; where flwr is used, register its public key, as floret certificates DIR "
+        f"made it: {register}"
     )
     assert without == f"{where}: accepts only nodes with a registered key; see --key"
 

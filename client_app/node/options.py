@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO
 
 from common.config import folder_name
-from common.durable import claim_client
+from common.durable import claim_client, why_unwritable
 from common.errors import ConfigError, FloretError
 from common.extras import require
 from common.proof import load_key
@@ -127,7 +127,7 @@ class NodeOptions:
                 f"--client-name {self.client_name}: another node with this name is running on {self.state_dir}"
             ) from error
         except OSError as error:
-            raise FloretError(f"--state-dir {self.state_dir}: cannot be written ({error.strerror})") from error
+            raise FloretError(f"--state-dir {self.state_dir}: {why_unwritable(error)}") from error
 
 
 def trusted(root_certificates: Path | None) -> ssl.SSLContext:

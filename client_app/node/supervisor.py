@@ -152,10 +152,9 @@ class Node:
         if code == WRONG_VERSION:
             raise FloretError(f"{where}: the SuperLink runs a version of Flower that does not go with this node's")
         if code == TURNED_AWAY and self.options.key:
-            key = self.options.key
             raise FloretError(
-                f"{where}: does not know --key {key}; where flwr is used, register its public key: flwr supernode "
-                f"register {key.name}.pub CONNECTION"
+                f"{where}: does not know --key {self.options.key}; where flwr is used, register its public key, as "
+                "floret certificates DIR made it: flwr supernode register DIR/nodes/NAME.pub CONNECTION"
             )
         if code == TURNED_AWAY:
             raise FloretError(f"{where}: accepts only nodes with a registered key; see --key")

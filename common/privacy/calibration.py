@@ -1,10 +1,16 @@
-"""The noise of a run, from its config: both halves compute the same."""
+"""The noise of a run and what it spends, from its config: both halves compute the same."""
 
 import math
+from collections.abc import Iterable
 
 from common.config import Privacy, RunConfig
 from common.errors import ConfigError
-from common.privacy.accounting import Release, calibrated, check_accountant
+from common.privacy.accounting import LARGEST_EPSILON, Release, calibrated, check_accountant, epsilon_of
+
+
+def epsilon_spent(privacy: Privacy, releases: Iterable[Release]) -> float:
+    """Return the epsilon of ``releases`` as a run tells it, at most ``LARGEST_EPSILON``; errors: ``epsilon_of``."""
+    return min(epsilon_of(releases, privacy.delta, privacy.accountant), LARGEST_EPSILON)
 
 
 def drawn_in_secret(privacy: Privacy) -> bool:

@@ -8,8 +8,14 @@ import numpy as np
 from common.config import RunConfig
 from common.durable import DamagedError
 from common.names import without_prefix
-from common.privacy.accounting import LARGEST_EPSILON, Release, epsilon_of
-from common.privacy.calibration import drawn_in_secret, noise_of_clients, number_drawn, rate_of_clients
+from common.privacy.accounting import Release
+from common.privacy.calibration import (
+    drawn_in_secret,
+    epsilon_spent,
+    noise_of_clients,
+    number_drawn,
+    rate_of_clients,
+)
 from common.privacy.ledger import Ledger, Line
 from common.privacy.noise import Noise, clipped, norm_of
 from common.tensors import NamedArrays
@@ -137,7 +143,7 @@ class Protection:
         if not self.keys.epsilon:
             return False
         if self.keys.by_server:
-            return self._cost([*self._account, self._release()]) > self.keys.epsilon
+            return epsilon_spent(self.keys, [*self._account, self._release()]) > self.keys.epsilon
         names = [client.name for client in clients]
         return bool(names) and all(map(self._exhausted, names))
 
@@ -175,7 +181,7 @@ class Protection:
     def epsilon(self) -> float | None:
         """What the client that has spent most has spent; None before anybody has."""
         if self.keys.by_server:
-            return self._cost(self._account) if self._account else None
+            return epsilon_spent(self.keys, self._account) if self._account else None
         return max((spent for spent, _ in self._told.values()), default=None)
 
     def state_dict(self) -> NamedArrays:
@@ -196,9 +202,6 @@ class Protection:
 
     def _release(self) -> Release:
         return Release(noise_of_clients(self.config), rate_of_clients(self.config), 1)
-
-    def _cost(self, releases: list[Release]) -> float:
-        return min(epsilon_of(releases, self.keys.delta, self.keys.accountant), LARGEST_EPSILON)
 
     def _expected(self, clients: int) -> float:
         if drawn_in_secret(self.keys):
