@@ -1,14 +1,17 @@
 """Exit with 0 if a process of Flower is healthy: ``health.py HEALTH [ADDRESS ...]``.
 
 HEALTH is the address of its gRPC health server; each ADDRESS is one that it serves or needs, and must accept a
-connection. Docker runs this every few seconds, so neither Floret nor protocol buffers are imported: the request is an
-empty message, and the reply of a healthy server is two bytes.
+connection, through a proxy where a node would use one. Docker runs this every few seconds, so little of Floret is
+imported, and no protocol buffers: the request is an empty message, and the reply of a healthy server is two bytes.
 """
 
 import socket
 import sys
 
 import grpc
+
+from client_app.node.proxy import DIRECT, proxy_to
+from common.errors import FloretError
 
 SECONDS = 3.0
 # HealthCheckResponse(status=SERVING)
@@ -17,8 +20,7 @@ SERVING = b"\x08\x01"
 
 def main(health: str, *addresses: str) -> str:
     """Return what is wrong, or an empty text."""
-    # Not by a proxy, which Docker may put into the environment of containers.
-    with grpc.insecure_channel(health, [("grpc.enable_http_proxy", 0)]) as channel:
+    with grpc.insecure_channel(health, [DIRECT]) as channel:
         try:
             check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
             reply = check(b"", timeout=SECONDS)
@@ -27,10 +29,15 @@ def main(health: str, *addresses: str) -> str:
         if reply != SERVING:
             return f"{health}: does not serve"
     for address in addresses:
-        host, _, port = address.rpartition(":")
+        name, _, port = address.rpartition(":")
+        host = name.strip("[]")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS).close()
-        except OSError as error:
+            proxy = proxy_to(host)
+            if proxy:
+                proxy.connect(host, int(port), SECONDS).close()
+            else:
+                socket.create_connection((host, int(port)), timeout=SECONDS).close()
+        except (OSError, FloretError) as error:
             return f"{address}: {error}"
     return ""
 

@@ -701,7 +701,7 @@ def test_options_that_cannot_be_used(said: Callable[..., str], tmp_path: Path, a
 def test_a_state_directory_of_another_user(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
-    chosen = options(tmp_path, 9092, state_dir=state)
+    chosen = node_options(tmp_path, 9092, state_dir=state)
     with forbidden(state, 0o500), pytest.raises(FloretError) as caught:
         chosen.claim()
     right = f"it and all in it must belong to user {os.geteuid() or NOBODY}, who runs this"

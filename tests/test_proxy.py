@@ -103,7 +103,17 @@ def test_the_superlink_is_reached_through_the_proxy(
 def test_a_node_reaches_its_own_machine_without_a_proxy(healthy: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", NOWHERE)
     assert serves(transport._channel(f"127.0.0.1:{healthy}", None))
-    assert container_health().main(f"127.0.0.1:{healthy}") == ""
+
+
+def test_a_container_behind_a_proxy_is_healthy(healthy: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    served, needed = f"127.0.0.1:{healthy}", f"{HOST}:{healthy}"
+    with proxy() as (port, asked):
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
+        assert container_health().main(served, needed) == ""
+    assert asked == [(needed, None)]
+    assert container_health().main(served, needed).startswith(f"{needed}: ")
+    monkeypatch.setenv("http_proxy", "mail")
+    assert container_health().main(served, needed).startswith(f"{needed}: http_proxy: names no proxy")
 
 
 @pytest.mark.parametrize("exceptions", ["127.0.0.1", "a.org, 127.0.0.0/8", "*"])
