@@ -221,7 +221,7 @@ def test_images_of_other_extras_have_other_names() -> None:
 def test_all_in_a_volume_is_handed_over_to_another_user_and_nothing_that_is_right(file: str, tmp_path: Path) -> None:
     service = yaml.safe_load((ROOT / "docker" / file).read_text(encoding="utf-8"))["services"]["prepare"]
     assert service["environment"] == {"OWNER": "${FLORET_USER:-1000:1000}"}
-    volumes = [volume.rpartition(":") for volume in service.get("volumes", ["state:/floret"]) if "$" not in volume]
+    volumes = [volume.rpartition(":") for volume in service["volumes"] if "$" not in volume]
     assert service["command"] == [path for _, _, path in volumes]
     for folder in ("runs", "state/.audit", "state/default/fedper/north"):
         (tmp_path / "floret" / folder).mkdir(mode=0o700, parents=True)
