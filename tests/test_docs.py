@@ -306,7 +306,7 @@ def in_image(path: str) -> bool:
 
 def test_the_image_has_the_sources_and_what_containers_run() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    packages = [name.removesuffix("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]]
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     sources = [path.relative_to(ROOT).as_posix() for name in packages for path in (ROOT / name).rglob("*.py")]
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "docker").glob("compose*.yaml")]
     run = {file for text in texts for file in re.findall(r"/app/([\w./]+)", text)}
@@ -326,7 +326,7 @@ def test_the_image_has_the_sources_and_what_containers_run() -> None:
         # What a machine has in its clone besides: personal models, answers, a database, keys under any name, data.
         *("state.tar", "answers.csv", "superlink.db", "superlink.db.old", "north", "north.pub", "policy.yaml"),
         *("certificates/ca.key", "certificates/nodes/north", "docker/.env", "docker/node.key", "own/train.npz"),
-        *("runs/x/checkpoints/a.safetensors", "data/.own.npz", "data/node.key", "data/ca.pem", "client_app/ca.crt"),
+        *("runs/x/checkpoints/a.safetensors", "data/own.npz", "data/node.key", "data/ca.pem", "client_app/ca.crt"),
         # What is made there, and what no container needs.
         *("cli/__pycache__/main.cpython-311.pyc", "client_app/node/__pycache__/x.pyc", "floret.egg-info/PKG-INFO"),
         *(".venv/bin/python", ".git/config", "build/lib/cli/main.py", "tests/conftest.py", "docs/results/claims.md"),
