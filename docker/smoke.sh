@@ -179,6 +179,7 @@ eventually 120 "an unregistered node is turned away" \
 check "no node is online" online 0
 check "the keys of the three nodes are registered" "$here/register.sh" "$work"/certificates/nodes/node-?.pub
 eventually 180 "all nodes are online" online 3
+eventually 60 "they are healthy" healthy node-0 node-1 node-2
 check "a run over TLS" run 'method="fedper" min-clients=3 rounds=2 local-epochs=1'
 check "it ends with a report on the host" report_there
 stranger() {
