@@ -444,7 +444,7 @@ class Data:
         """Read ``PATH`` and ``NAME=PATH`` texts.
 
         Raises:
-            ConfigError: a name is not that of a dataset, or a path is empty.
+            ConfigError: a name is not that of a dataset, a path is empty, or an npz file is given for all datasets.
         """
         folder, single = "", {}
         for text in places:
@@ -457,6 +457,10 @@ class Data:
             if wrong:
                 raise ConfigError(f"--data {text}: {name!r} {wrong}")
             place = str(Path(path).expanduser().resolve())
+            if not name and place.endswith(".npz"):
+                raise ConfigError(
+                    f"--data {text}: an npz file takes the place of one dataset: name it, such as cifar10={text}"
+                )
             if name:
                 single[name] = place
             else:

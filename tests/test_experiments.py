@@ -336,6 +336,14 @@ def test_a_path_of_data_may_have_the_sign_that_follows_a_name(tmp_path: Path) ->
     assert (data.folder, data.single) == (str(tmp_path / "run=1"), {"cifar10": f"{tmp_path}/a=b/mine.npz"})
 
 
+def test_an_npz_file_needs_the_name_of_the_dataset_whose_place_it_takes() -> None:
+    """Without one it would be every column of a table, whatever its dataset."""
+    for path in ("mine.npz", "/a=b/mine.npz"):
+        line = f"--data {path}: an npz file takes the place of one dataset: name it, such as cifar10={path}"
+        with pytest.raises(ConfigError, match=f"^{re.escape(line)}$"):
+            Data.of(["mnist=/data", path], download=False)
+
+
 def test_a_place_of_data_must_be_there_unless_they_are_downloaded(tmp_path: Path) -> None:
     Data.of([str(tmp_path)], download=False).check_there()
     Data.of([f"cifar10={tmp_path}/a.npz"], download=True).check_there()
