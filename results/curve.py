@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, pstdev
@@ -34,13 +34,12 @@ class Panel:
 
     Attributes:
         name: its heading.
-        lines: by name of the line and by value of the key, what each seed measured; None for sweeps without the key.
-        seeds: of all runs, in order.
+        lines: by name of the line, by value of the key and by seed, in order, what was measured; the value is None for
+            sweeps without the key.
     """
 
     name: str
-    lines: Mapping[str, Mapping[float | None, Sequence[Summary]]]
-    seeds: tuple[int, ...]
+    lines: Mapping[str, Mapping[float | None, Mapping[int, Summary]]]
 
     @classmethod
     def of(cls, name: str, key: str, runs: Sequence[tuple[Path, Mapping[str, Any], Summary]]) -> Self:
@@ -62,12 +61,11 @@ class Panel:
             if seed in seen:
                 raise FloretError(f"{file}: {name}: two runs of {line} have {key} = {value} and seed {seed}")
             seen[seed] = summary
-        seeds = {seed for line in lines.values() for each in line.values() for seed in each}
-        sorted_ = {
-            line: {value: [each[seed] for seed in sorted(each)] for value, each in values.items()}
+        in_order = {
+            line: {value: dict(sorted(each.items())) for value, each in values.items()}
             for line, values in lines.items()
         }
-        return cls(name, sorted_, tuple(sorted(seeds)))
+        return cls(name, in_order)
 
     @property
     def values(self) -> list[float | None]:
@@ -76,8 +74,32 @@ class Panel:
         return [*sorted(v for v in found if v is not None), *([None] if None in found else [])]
 
     def accuracies(self, line: str, value: float | None, measure: str) -> list[float]:
-        """Return what each seed measured, in [0, 1]."""
-        return [float(s[measure]) for s in self.lines[line].get(value, ()) if s[measure] is not None]
+        """Return what each seed measured, in [0, 1]; nothing if one of them has no number.
+
+        Of some of the seeds alone the mean would be none of those beside it.
+        """
+        found = [summary[measure] for summary in self.lines[line].get(value, {}).values()]
+        return [] if None in found else [float(each) for each in found]
+
+    def seeds(self, shown: Callable[[float | None], str]) -> str:
+        """Return the seeds as text: those of all points, or, where they are not the same, those of each line.
+
+        Args:
+            shown: a value of the key as text.
+        """
+
+        def listed(seeds: Iterable[int]) -> str:
+            return ", ".join(map(str, seeds))
+
+        every = {tuple(each) for values in self.lines.values() for each in values.values()}
+        if len(every) == 1:
+            return f"over seeds {listed(every.pop())}"
+        parts = []
+        for line, values in self.lines.items():
+            of_line = {tuple(each) for each in values.values()}
+            alone = "; ".join(f"{shown(value)}: {listed(values[value])}" for value in self.values if value in values)
+            parts.append(f"`{line}` " + (listed(of_line.pop()) if len(of_line) == 1 else f"({alone})"))
+        return f"over seeds, not the same ones for all points: {'; '.join(parts)}"
 
 
 @dataclass(frozen=True)
@@ -89,7 +111,8 @@ class Study:
         without: what the place of sweeps without the key is called.
         panels: in order.
         sweeps: what they were read from: by panel, each sweep.json without what a run says of itself.
-        about: of each run that says it, from which npz file, with which commit, machine and versions it was made.
+        about: of each run that says it, from which npz file, of which digest, with which commit, machine and versions
+            it was made.
         missing: by panel, the keys of each run of the grids that no sweep has finished.
     """
 
@@ -124,7 +147,10 @@ class Study:
                 if not all(isinstance(text, str) for text in configs.values()):
                     raise TypeError("a config is no text")
                 told = [run["about"] for run in sweep["runs"] if "about" in run]
-                abouts = [{part: each[part] for part in ENVIRONMENT} | {"file": each.get("file")} for each in told]
+                abouts = [
+                    {part: each[part] for part in ENVIRONMENT} | {part: each.get(part) for part in ("file", "digest")}
+                    for each in told
+                ]
                 environment_notes(abouts)
                 if not all(s[m] is None or is_number(s[m]) for _, _, s in found for m in MEASURES.values()):
                     raise ValueError("an accuracy is no number")
@@ -179,8 +205,7 @@ class Study:
         notes = ["\n".join(f"- {note}" for note in environment_notes(self.about))] if self.about else []
         parts = [f"# Accuracy over {self.key}", *notes]
         for panel in self.panels:
-            seeds = ", ".join(map(str, panel.seeds))
-            spread = f"mean ± standard deviation (population) over seeds {seeds}"
+            spread = f"mean ± standard deviation (population) {panel.seeds(self._shown)}"
             parts.append(f"## {panel.name}\n\nAccuracy on the test split in percent, {spread}.")
             parts.append("\n".join(f"- `{' '.join(self._keys(sweep))}`" for sweep in self.sweeps[panel.name]))
             if missing := self.missing[panel.name]:
