@@ -402,9 +402,9 @@ def test_client_table_shows_the_worst_and_the_best(tmp_path: Path) -> None:
 
 def test_comparison(tmp_path: Path) -> None:
     directories = [
-        make_run(tmp_path / "a", level=0.8),
-        make_run(tmp_path / "b", level=0.95, seed=1),
-        make_run(tmp_path / "c", method="fedavg", rounds=9, done=4, level=0.7),
+        make_run(tmp_path / "a", level=0.8, **{"data-seed": 3}),
+        make_run(tmp_path / "b", level=0.95, seed=1, **{"data-seed": 3}),
+        make_run(tmp_path / "c", method="fedavg", rounds=9, done=4, level=0.7, **{"data-seed": 3}),
     ]
     runs = [read_run(directory) for directory in directories]
     assert labels(runs) == ["pfakd, seed 0", "pfakd, seed 1", "fedavg"]
@@ -518,7 +518,10 @@ def test_a_comparison_tells_of_privacy_and_of_the_number_of_clients(tmp_path: Pa
     differing = {row[0]: row[1:] for row in page.body("differing")}
     assert differing == {"privacy.unit": ["example", "none", "none"], "clients": ["5", "5", "7"]}
     assert [row[11] for row in page.body("figures")] == ["1.5", MISSING, MISSING]
-    assert table(runs).splitlines()[-1] == "pfakd, privacy.unit example, …: privacy spent, epsilon 1.5"
+    assert table(runs).splitlines()[-2:] == [
+        "pfakd, privacy.unit example, …: privacy spent, epsilon 1.5",
+        "these runs differ in their data: clients",
+    ]
 
 
 def test_a_comparison_tells_of_other_files_and_of_own_data(tmp_path: Path) -> None:
@@ -551,6 +554,45 @@ def test_a_comparison_tells_of_other_files_and_of_own_data(tmp_path: Path) -> No
     differing = report(run("more", dataset="digits"), node).body("differing")
     own = "each client's own data"
     assert {row[0]: row[1:] for row in differing} == {"dataset": ["digits", own], "partition": ["pathological", own]}
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "other", "apart"),
+    [
+        ({"partition": "dirichlet"}, "alpha", 100.0, True),
+        ({"partition": "pathological"}, "alpha", 100.0, False),  # which does not use it
+        ({"partition": "pathological"}, "classes-per-client", 10, True),
+        ({"partition": "shards", "shards-per-client": 2}, "shards-per-client", 3, True),
+        ({"max-samples": 200}, "max-samples", 60000, True),
+        ({"min-samples": 2}, "min-samples", 10, True),
+        ({"test-fraction": 0.1}, "test-fraction", 0.5, True),
+        ({"validation-fraction": 0.1}, "validation-fraction", 0.2, True),
+        ({"data-seed": 1}, "data-seed", 2, True),
+        ({"data-seed": -1}, "seed", 1, True),
+        ({"data-seed": 1}, "seed", 1, False),
+        ({"dataset": "npz-clients"}, "seed", 1, False),
+        ({}, "lr", 0.5, False),
+    ],
+)
+def test_no_run_is_best_among_those_with_other_clients(
+    tmp_path: Path, config: dict[str, Any], key: str, other: Any, apart: bool
+) -> None:
+    directories = make_run(tmp_path / "a", **config), make_run(tmp_path / "b", level=0.5, **config | {key: other})
+    bold = ("td", {"class": "best"}) in report(*directories).tags
+    said = f"these runs differ in their data: {key}" in table([read_run(each) for each in directories])
+    assert (bold, said) == (not apart, apart)
+
+
+def test_methods_with_the_same_seeds_are_compared(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path / f"{method}{seed}", method=method, seed=seed)
+        for method in ("fedavg", "fedper")
+        for seed in (0, 1)
+    ]
+    assert report(*runs).says("The highest mean is in bold.")
+    said = "These runs differ in their data (seed): none is better than another by these figures."
+    assert report(*runs[:-1]).says(said)
+    assert report(*runs[:2]).says(said)
 
 
 def test_a_comparison_says_which_history_lacks_its_end(tmp_path: Path) -> None:
