@@ -84,7 +84,7 @@ def verify(
             if outcome:
                 comparison = Comparison.of(one, outcome)
                 differ += not comparison.same
-                click.echo(f"{one.place.label}: " + "\n  ".join(map(printable, str(comparison).splitlines())))
+                click.echo("\n  ".join(map(printable, f"{one.place.label}: {comparison}".splitlines())))
     if failed:
         raise FloretError(f"{failed} of {len(chosen)} runs failed; see above")
     if differ:

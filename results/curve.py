@@ -12,7 +12,7 @@ from markupsafe import escape
 
 from common.config import one_of
 from common.durable import write_whole
-from common.errors import FloretError
+from common.errors import FloretError, printable
 from results.history import is_number
 from results.measured import ENVIRONMENT
 from results.report_charts import MUTED, SETTINGS, painted, style
@@ -22,6 +22,7 @@ from results.text import percent_over_runs, plain
 
 _PANEL, _HEIGHT = 400, 340  # px of a panel
 _MOST_MISSING = 20  # runs that are named
+_LONGEST = 100_000  # characters of the keys of a sweep
 MEASURES = {"after": "test", "before": "before", "worst decile": "worst_decile"}
 # Of one machine, and no part of what was run.
 _PATHS = re.compile(r"""(?<![\w.-])(data-dir|output-dir|resume|tracker)\s*=\s*("[^"]*"|'[^']*')\s*""")
@@ -56,7 +57,8 @@ class Panel:
                 raise FloretError(f"{file}: {key} = {value!r}: a curve is over the values of a number")
             if type(seed) is not int:
                 raise FloretError(f"{file}: seed = {seed!r}: must be a whole number")
-            line = ", ".join(str(v) if k == "method" else f"{k}={plain(v)}" for k, v in others.items()) or "all"
+            texts = (plain(v) if k == "method" else f"{printable(k)}={plain(v)}" for k, v in others.items())
+            line = ", ".join(texts) or "all"
             seen = lines.setdefault(line, {}).setdefault(value if value is None else float(value), {})
             if seed in seen:
                 raise FloretError(f"{file}: {name}: two runs of {line} have {key} = {value} and seed {seed}")
@@ -142,7 +144,7 @@ class Study:
                 sweep = json.loads(file.read_text(encoding="utf-8"))
                 found = [(file, _keys_and_seed(run), run["summary"]) for run in sweep["runs"] if run["summary"]]
                 failed = [dict(run["keys"]) for run in sweep["runs"] if not run["summary"]]
-                grid = [str(each) for each in sweep.get("grid", ())]
+                grid = [printable(each, _LONGEST) for each in sweep.get("grid", ())]
                 configs = {part: sweep.get(part, "") for part in ("run-config", "federation-config")}
                 if not all(isinstance(text, str) for text in configs.values()):
                     raise TypeError("a config is no text")
@@ -162,8 +164,9 @@ class Study:
             unfinished.setdefault(name, []).extend(failed)
             about += abouts
             shown = [{"keys": run["keys"], "summary": run["summary"]} for run in sweep["runs"] if run["summary"]]
-            same = _PATHS.sub("", configs["run-config"])
-            sweeps.setdefault(name, []).append({**sweep, "grid": grid, "run-config": same, "runs": shown})
+            same = configs | {"run-config": _PATHS.sub("", configs["run-config"])}
+            texts = {part: printable(text, _LONGEST) for part, text in same.items()}
+            sweeps.setdefault(name, []).append({**sweep, "grid": grid, **texts, "runs": shown})
         panels = tuple(Panel.of(name, key, each) for name, each in runs.items())
         for panel in panels:
             if all(value is None for value in panel.values):
@@ -175,7 +178,7 @@ class Study:
                 raise FloretError(f"{panel.name}: no finished run of its sweeps has {key} in the grid{hint}")
         missing = {
             name: [
-                " ".join(f"{key}={value}" for key, value in keys.items())
+                printable(" ".join(f"{key}={value}" for key, value in keys.items()))
                 for keys in failed
                 if not any(keys.items() <= had.items() for _, had, _ in runs[name])
             ]

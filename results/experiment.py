@@ -706,6 +706,8 @@ class _Reader:
     def _text(self, value: Any, key: str) -> str:
         if not isinstance(value, str) or not value.strip():
             self._fail(key, "must be text")
+        if not "".join(value.split()).isprintable():
+            self._fail(key, f"{value!r} has signs that cannot be printed; leave them out")
         return str(value).strip()
 
     def _distinct(self, names: Sequence[str], key: str) -> None:

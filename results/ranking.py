@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Self
 
-from common.errors import FloretError
+from common.errors import FloretError, printable
 from results.history import is_number
 from results.sweep import markdown, unread
 from results.text import percent_over_runs
@@ -63,7 +63,7 @@ class Ranking:
                 if lacking:
                     lacks = " and no ".join(lacking)
                     raise FloretError(f"{file}: a ranking is of a sweep over method and seed, its grid has no {lacks}")
-                method, seed = str(keys.pop("method")), int(keys.pop("seed"))
+                method, seed = printable(keys.pop("method")), int(keys.pop("seed"))
                 if keys:
                     raise FloretError(f"{file}: a ranking is of a sweep over method and seed, not over {min(keys)}")
                 found.setdefault(method, {})[seed] = run["summary"]

@@ -142,6 +142,22 @@ def test_lines_of_other_seeds_say_theirs(tmp_path: Path) -> None:
     assert "- Read from: x.npz.\n- The SHA-256 of what was read begins with aa11 or bb22, where runs tell it." in page
 
 
+def test_names_of_somebody_elses_sweep_are_printable(tmp_path: Path) -> None:
+    code = "\x1b]0;owned\x07"
+    each = [{"method": code, code: code, KEY: e, "seed": 0} for e in (1.0, 8.0)]
+    folder = write_sweep(tmp_path / "a", *each, file=code, digest=code)
+    sweep = json.loads((folder / "sweep.json").read_text())
+    sweep["runs"].append({"keys": each[0] | {"seed": 1, KEY: 2.0}, "summary": None})
+    sweep |= {"grid": [code], "run-config": code, "federation-config": code}
+    for run in sweep["runs"][:2]:
+        run["about"] |= {"commit": code, "versions": {code: code}}
+    (folder / "sweep.json").write_text(json.dumps(sweep))
+    study = Study.read(KEY, "none", [("P", folder)])
+    assert "".join(study.page().split()).isprintable()
+    assert "| `?]0;owned?, ?]0;owned?=?]0;owned?` | 51.0 | 58.0 |" in study.page()
+    ElementTree.fromstring(study.picture())
+
+
 def test_a_mean_over_some_of_the_seeds_is_none(tmp_path: Path) -> None:
     folder = write_sweep(tmp_path / "a", *({KEY: e, "seed": s} for e in (1.0, 8.0) for s in (0, 1)))
     sweep = json.loads((folder / "sweep.json").read_text())

@@ -41,7 +41,7 @@ from results.jobs import Job, run_missing
 from results.measured import AS_MEASURED, GLOBAL_MODEL, READINGS, Accuracies, MeasuredRun, Records, loaded, thin_curve
 from results.runs import Runs, RunSpec, clients_alone
 from results.sweep import Sweep
-from results.tables import ExperimentResults, environment_notes
+from results.tables import ExperimentResults, environment_notes, other_keys
 from server_app.settings import read_config
 from strategies import METHODS
 from strategies.core import FloretStrategy
@@ -225,6 +225,7 @@ def read(tmp_path: Path, **changes: Any) -> Experiment:
         ({"claims": [{"text": "x", "higher": "Tow", "than": []}]}, "'Tow' is not a row (did you mean 'Two'?)"),
         ({"columns": [{"name": "A", "config": {}} for _ in range(2)]}, "columns: 'A' is there twice"),
         ({"own": ["fedper"]}, "own: must be text"),
+        ({"title": "A\x1b]0;x\x07"}, r"title: 'A\x1b]0;x\x07' has signs that cannot be printed; leave them out"),
         ({"own": "fedper", "headline": ["Two"]}, "headline: must be text"),
         ({"config": {1: 2}}, "config: 1 is no key of the run config"),
         (
@@ -649,6 +650,39 @@ def test_what_no_command_writes_into_results_is_a_line(tmp_path: Path) -> None:
     file.write_text(json.dumps(good | {"environments": [environment | {"machine": {"gpus": ["one"]}}]}))
     ((_, run),) = loaded(file)[1]
     assert environment_notes([run.about])[2] == "Machine: one."
+
+
+def test_pages_of_somebody_elses_results_are_printable(tmp_path: Path) -> None:
+    """They are printed: codes in a commit, a version or a key would reach the terminal."""
+    rows = [{"name": "A|B", "config": {"method": "fedper"}, "reported": [50]}]
+    file = real(
+        tmp_path, rounds=5, own="fedper", claims=[{"text": "1 | 2", "higher": "A|B", "than": ["A|B"]}], rows=rows
+    )
+    experiment, out = Experiment.read(file), tmp_path / "out"
+    runs = Runs(ROOT, out, check_run, LocalEngine(ROOT))
+    (place,) = experiment.planned_runs([0], 1, Data("", {}, False), "client-resources-num-cpus=1", {})
+    out.mkdir()
+    ExperimentResults(experiment, 1.0, {place.key: done(place, runs, 0.2, 0.3)}, (place,), {}).write(out)
+    code = "\x1b]0;owned\x07"
+    content = json.loads((out / "real.json").read_text())
+    content["runs"][0]["file"] = content["runs"][0]["digest"] = code
+    content["environments"] = [{"commit": code, "machine": {"cpu": code, "gpus": [code]}, "versions": {code: code}}]
+    (out / "real.json").write_text(json.dumps(content))
+    known = Records(runs, out / "real.json", 4)
+    text = ExperimentResults.gather(experiment, 1.0, runs, known, [place], {}).markdown()
+    assert "".join(text.split()).isprintable()
+    assert "- Commit: ?]0;owned?." in text
+    # A name that has the sign between two cells is one cell.
+    assert r"| A\|B | 50.00 | " in text
+    assert r"| 1 \| 2 | " in text
+    (_, run) = loaded(out / "real.json")[1][0]
+    odd = replace(run, about={**run.about, "config": run.about["config"] | {code: 1}})
+    assert other_keys(experiment, 1.0, {place.key: odd}, runs.defaults) == {"?]0;owned?": "1"}
+    failed = ExperimentResults(experiment, 1.0, {}, (place,), {place.key: code})
+    assert "".join(failed.markdown().split()).isprintable()
+    trial = Trial(place.row, place.column, 0, odd)
+    fit = Fit(experiment, 1.0, (code,), (trial,), ())
+    assert "".join(fit.markdown().split()).isprintable()
 
 
 def swept(tmp_path: Path, engine: WritingEngine, *grids: str, same: str = 'method="fedper" rounds=1') -> Result:

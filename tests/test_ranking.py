@@ -178,6 +178,21 @@ def test_what_is_no_sweep_over_methods_is_refused_in_a_line(tmp_path: Path, runs
     assert "\n" not in str(caught.value)
 
 
+def test_names_of_somebody_elses_sweep_are_printable(tmp_path: Path) -> None:
+    folder = write_sweep(tmp_path / "sweep")
+    runs = json.loads((folder / "sweep.json").read_text())["runs"]
+    for run in runs:
+        run["keys"]["method"] += "|\x1b]0;owned\x07\ud800"
+    runs.append({"keys": {"method": "\x1bd", "seed": 0}, "summary": None})
+    (folder / "sweep.json").write_text(json.dumps({"runs": runs}))
+    output = tmp_path / "page.md"
+    done = CliRunner().invoke(floret, ["rank", f"D={folder}", "-o", str(output)], catch_exceptions=False)
+    assert "".join(done.output.split()).isprintable()
+    assert done.output == output.read_text()
+    assert r"| `a\|?]0;owned??` |" in done.output
+    assert "not all of their runs finished: ?d." in done.output
+
+
 def test_a_folder_that_is_not_there_is_named_once(tmp_path: Path) -> None:
     line = f"{tmp_path}/none/sweep.json: No such file or directory; name the folder that floret sweep wrote"
     for command in (["rank"], ["curve", "lr", "-o", str(tmp_path / "x")]):

@@ -401,10 +401,11 @@ def test_client_table_shows_the_worst_and_the_best(tmp_path: Path) -> None:
 
 
 def test_comparison(tmp_path: Path) -> None:
+    drawn: dict[str, Any] = {"data-seed": 3}
     directories = [
-        make_run(tmp_path / "a", level=0.8, **{"data-seed": 3}),
-        make_run(tmp_path / "b", level=0.95, seed=1, **{"data-seed": 3}),
-        make_run(tmp_path / "c", method="fedavg", rounds=9, done=4, level=0.7, **{"data-seed": 3}),
+        make_run(tmp_path / "a", level=0.8, **drawn),
+        make_run(tmp_path / "b", level=0.95, seed=1, **drawn),
+        make_run(tmp_path / "c", method="fedavg", rounds=9, done=4, level=0.7, **drawn),
     ]
     runs = [read_run(directory) for directory in directories]
     assert labels(runs) == ["pfakd, seed 0", "pfakd, seed 1", "fedavg"]
@@ -623,6 +624,15 @@ def test_a_run_of_which_no_reply_was_used_says_so(tmp_path: Path) -> None:
     assert report(used, unused).says(f"{labels(runs)[1]}: {said}")
     assert any(line.endswith(f": {said}") for line in table(runs).splitlines())
     assert client_table(runs[1]).splitlines()[-1] == said
+
+
+def test_what_a_client_said_is_printable(tmp_path: Path) -> None:
+    names, code = [f"{place}\x1b]0;x\x07" for place in range(3)], "\x1b]52;c;AAAA\x07"
+    run = read_run(never_used(make_run(tmp_path / "run", names=names, method=code, model=code)))
+    other = read_run(make_run(tmp_path / "other", method=code, model="mlp"))
+    text = "\n".join([table([run, other]), client_table(run)])
+    assert "".join(text.split()).isprintable()
+    assert "client 0?]0;x?: training diverged" in text
 
 
 def test_names_that_a_cut_would_make_the_same_are_not_cut() -> None:
