@@ -11,10 +11,10 @@ from typing import Any, Self
 from markupsafe import escape
 
 from common.config import one_of
-from common.durable import write_whole
+from common.durable import read_plain, write_whole
 from common.errors import FloretError, printable
 from results.history import is_number
-from results.measured import ENVIRONMENT
+from results.measured import ENVIRONMENT, LARGEST
 from results.report_charts import MUTED, SETTINGS, painted, style
 from results.sweep import markdown, unread
 from results.tables import environment_notes
@@ -141,7 +141,7 @@ class Study:
         for name, folder in folders:
             file = folder / "sweep.json"
             try:
-                sweep = json.loads(file.read_text(encoding="utf-8"))
+                sweep = json.loads(read_plain(file, LARGEST))
                 found = [(file, _keys_and_seed(run), run["summary"]) for run in sweep["runs"] if run["summary"]]
                 failed = [dict(run["keys"]) for run in sweep["runs"] if not run["summary"]]
                 grid = [printable(each, _LONGEST) for each in sweep.get("grid", ())]

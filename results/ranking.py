@@ -9,8 +9,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Self
 
+from common.durable import read_plain
 from common.errors import FloretError, printable
 from results.history import is_number
+from results.measured import LARGEST
 from results.sweep import markdown, unread
 from results.text import percent_over_runs
 
@@ -55,7 +57,7 @@ class Ranking:
             FloretError: it cannot be read, varies another key, or fewer than two methods finished with two seeds.
         """
         try:
-            runs = json.loads(file.read_text(encoding="utf-8"))["runs"]
+            runs = json.loads(read_plain(file, LARGEST))["runs"]
             found: dict[str, dict[int, Any]] = {}
             for run in runs:
                 keys = dict(run["keys"])

@@ -204,7 +204,7 @@ class ExperimentResults:
             )
             if self.experiment.measure.last_rounds > 1:
                 notes[-1] += f" Averaged over the last {window} rounds." if window > 1 else " Of the last round alone."
-        fewest = min((run.about["config"]["rounds"] for run in self.runs.values()), default=window)
+        fewest = min((run.about["config"].get("rounds", window) for run in self.runs.values()), default=window)
         if fewest < window:
             notes.append(f"Some runs have only {fewest} rounds, of which all are averaged.")
         if self.other_keys:

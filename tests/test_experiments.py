@@ -633,12 +633,18 @@ def test_what_no_command_writes_into_results_is_a_line(tmp_path: Path) -> None:
         *(("accuracy", good["runs"][0]["accuracy"] | {"after": {"window": value}}) for value in (nan, 1.01, True)),
         *(("seconds", value) for value in (nan, None)),
         *(("config", {"method": value}) for value in (3, ["fedavg"])),
+        *((key, value) for key in ("clients", "refused", "samples") for value in (-1, 10**30)),
+        *(("curve", [[value, 0.5, 0.5]]) for value in (-1, 10**400)),
     ]
     contents = [good | {"runs": [good["runs"][0] | {key: value}, *good["runs"][1:]]} for key, value in wrong]
     (environment,) = good["environments"]
     contents += [
         good | {"environments": [environment | {key: value}]}
         for key, value in (("machine", {"cpus": "2"}), ("machine", []), ("versions", None), ("commit", None))
+    ]
+    contents += [
+        good | {"environments": [environment | part]}
+        for part in ({"commit": "\ud800"}, {"machine": {"kernels": "foo"}}, {"versions": {"\udfff": "1"}})
     ]
     contents += [good | {"window": value} for value in (None, "10", 0)]
     contents += [good | {"config": {key: value for key, value in good["config"].items() if key != "method"}}]
@@ -650,6 +656,37 @@ def test_what_no_command_writes_into_results_is_a_line(tmp_path: Path) -> None:
     file.write_text(json.dumps(good | {"environments": [environment | {"machine": {"gpus": ["one"]}}]}))
     ((_, run),) = loaded(file)[1]
     assert environment_notes([run.about])[2] == "Machine: one."
+
+
+def test_a_federation_config_of_somebody_elses_results_is_not_opened(tmp_path: Path) -> None:
+    """A text alone that ends in .toml is a path where a user gives it: a pipe would be waited for."""
+    experiment, runs = read(tmp_path), Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
+    planned = experiment.planned_runs([0], 1, Data("", {}, False), "", {})
+    measured = {planned[0].key: done(planned[0], runs, 0.2, 0.3)}
+    ExperimentResults(experiment, 1.0, measured, tuple(planned), {}).write(tmp_path)
+    file, other = tmp_path / "small.json", tmp_path / "other.toml"
+    other.write_text("secret = 5")
+    content = json.loads(file.read_text())
+    content["runs"][0]["federation-config"] = str(other)
+    file.write_text(json.dumps(content))
+    with pytest.raises(FloretError, match=r"other\.toml' is not key=value") as error:
+        loaded(file)
+    assert "secret" not in str(error.value)
+    with pytest.raises(ConfigError, match=r"other\.toml' is not key=value"):
+        clients_alone(str(other))
+
+
+def test_a_pipe_among_files_of_results_is_not_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    experiment, runs = read(tmp_path), Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
+    os.mkfifo(tmp_path / "pipe.json")
+    Records(runs, tmp_path / f"{experiment.stem}.json", window=10)
+    assert "pipe.json: is no file of results (not a plain file); move it" in caplog.text
+    with pytest.raises(FloretError, match=r"pipe\.json: is no file of results \(not a plain file\)"):
+        loaded(tmp_path / "pipe.json")
+    os.mkfifo(tmp_path / "sweep.json")
+    for command in (["rank"], ["curve", "lr", "-o", str(tmp_path / "x")]):
+        result = CliRunner().invoke(floret, [*command, f"D={tmp_path}"])
+        assert "sweep.json: not a plain file; name the folder" in str(result.exception)
 
 
 def test_pages_of_somebody_elses_results_are_printable(tmp_path: Path) -> None:
