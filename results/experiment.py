@@ -269,9 +269,9 @@ class Experiment:
         except ConfigError as error:
             raise ConfigError(f"{self.stem}, {row.name}, {column.name}: {error}") from error
         if self.measure.last_rounds > 1 and keys.get("participation", 1.0) < 1:
-            if same.get("evaluate-every", 1) != 1:
+            if keys.get("evaluate-every", 1) != 1:
                 raise ConfigError(
-                    f"{self.stem}: evaluate-every = {same['evaluate-every']!r}: must be 1, as the table averages the "
+                    f"{self.stem}: evaluate-every = {keys['evaluate-every']!r}: must be 1, as the table averages the "
                     f"last {self.measure.last_rounds} rounds and not all clients take part in each; leave it out"
                 )
             keys["evaluate-every"] = 1
@@ -444,7 +444,8 @@ class Data:
         """Read ``PATH`` and ``NAME=PATH`` texts.
 
         Raises:
-            ConfigError: a name is not that of a dataset, a path is empty, or an npz file is given for all datasets.
+            ConfigError: a name is not that of a dataset, a path is empty, an npz file is given for all datasets, or two
+                paths for the same.
         """
         folder, single = "", {}
         for text in places:
@@ -461,6 +462,9 @@ class Data:
                 raise ConfigError(
                     f"--data {text}: an npz file takes the place of one dataset: name it, such as cifar10={text}"
                 )
+            if name in single or (not name and folder):
+                of = name or "the folder of all datasets"
+                raise ConfigError(f"--data {text}: {of} is given twice; give it once")
             if name:
                 single[name] = place
             else:
@@ -476,6 +480,15 @@ class Data:
         for place in filter(None, (self.folder, *self.single.values())):
             if not self.download and not Path(place).exists():
                 raise ConfigError(f"--data {place}: is not there; name where the datasets are, or add --download")
+
+    def unused(self, runs: Iterable[RunSpec]) -> list[str]:
+        """Return a line for each dataset of which a place is given, and that no run reads."""
+        read = {spec.keys.get("data-dir") for spec in runs}
+        return [
+            f"--data {name}={place} changes nothing: no run reads {name} from there"
+            for name, place in self.single.items()
+            if place not in read
+        ]
 
     def added_to(self, keys: Mapping[str, Any]) -> dict[str, Any]:
         """Return ``keys`` with those that say where the data are; an npz file takes the place of its dataset."""
@@ -494,7 +507,7 @@ def selected(tables: Sequence[Sequence[PlannedRun]], patterns: Sequence[str]) ->
         patterns: names of rows or columns, ``*`` for any text, case ignored; without patterns every run is returned.
 
     Raises:
-        ConfigError: a pattern matches no name in any table.
+        ConfigError: a pattern matches no name in any table, or no run has a row and a column of those wanted.
     """
     rows = {one.row for planned in tables for one in planned}
     columns = {one.column for planned in tables for one in planned}
@@ -508,7 +521,7 @@ def selected(tables: Sequence[Sequence[PlannedRun]], patterns: Sequence[str]) ->
             raise ConfigError(f"--only {pattern!r}: no row or column with runs has this name{rest}")
         wanted_rows |= in_rows
         wanted_columns |= in_columns
-    return [
+    found = [
         [
             one
             for one in planned
@@ -516,6 +529,12 @@ def selected(tables: Sequence[Sequence[PlannedRun]], patterns: Sequence[str]) ->
         ]
         for planned in tables
     ]
+    if patterns and not any(found):
+        raise ConfigError(
+            f"--only {', '.join(map(repr, patterns))}: no run is in one of these rows and in one of these columns; "
+            "name those of one table"
+        )
+    return found
 
 
 def _size(dataset: str) -> int:

@@ -326,6 +326,10 @@ def test_rounds_that_are_averaged_are_all_measured(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=wrong):
         planned(every=2)
+    # In a file, too.
+    config = {"dataset": "cifar10", "rounds": 50, "participation": 0.5, "evaluate-every": 5}
+    with pytest.raises(ConfigError, match="small: evaluate-every = 5: must be 1"):
+        read(tmp_path, config=config).planned_runs([0], 1, Data("", {}, False), "", {})
     assert planned(every=1) == [1] * 4
     # Of the last round alone the others need not be.
     assert planned(every=2, measure={"when": "after", "last-rounds": 1}) == [2] * 4
@@ -343,6 +347,40 @@ def test_an_npz_file_needs_the_name_of_the_dataset_whose_place_it_takes() -> Non
         line = f"--data {path}: an npz file takes the place of one dataset: name it, such as cifar10={path}"
         with pytest.raises(ConfigError, match=f"^{re.escape(line)}$"):
             Data.of(["mnist=/data", path], download=False)
+
+
+@pytest.mark.parametrize(
+    ("places", "line"),
+    [
+        (["/a", "/b"], "--data /b: the folder of all datasets is given twice; give it once"),
+        (["cifar10=/a", "/c", "cifar10=/b"], "--data cifar10=/b: cifar10 is given twice; give it once"),
+    ],
+)
+def test_data_are_in_one_place(places: list[str], line: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{line}$"):
+        Data.of(places, download=False)
+
+
+def test_data_that_no_run_reads_are_told(tmp_path: Path, planned: list[RunSpec]) -> None:
+    (tmp_path / "svhn").mkdir()
+    for name in ("reproduce", "fit"):
+        given = ("--data", f"svhn={tmp_path / 'svhn'}", "--data", str(tmp_path))
+        ended = CliRunner().invoke(floret, arguments(name, tmp_path, *given), catch_exceptions=False)
+        line = f"floret: --data svhn={tmp_path / 'svhn'} changes nothing: no run reads svhn from there"
+        assert [said for said in ended.stderr.splitlines() if "--data" in said] == [line]
+    assert planned
+
+
+def test_rows_and_columns_of_different_tables_select_nothing(tmp_path: Path) -> None:
+    tables = []
+    for row, column in (("One", "A"), ("Two", "B")):
+        rows = [{"name": row, "config": {"method": "fedper"}, "reported": [1]}]
+        experiment = read(tmp_path, rows=rows, columns=[{"name": column, "config": {}}], claims=[])
+        tables.append(experiment.planned_runs([0], 1, Data("", {}, False), "", {}))
+    assert [len(table) for table in selected(tables, ["One", "A"])] == [1, 0]
+    line = "--only 'One', 'B': no run is in one of these rows and in one of these columns; name those of one table"
+    with pytest.raises(ConfigError, match=f"^{line}$"):
+        selected(tables, ["One", "B"])
 
 
 def test_a_place_of_data_must_be_there_unless_they_are_downloaded(tmp_path: Path) -> None:
@@ -1793,6 +1831,11 @@ def test_a_place_is_no_key_of_a_grid(tmp_path: Path, planned: list[RunSpec], nam
         (
             ["reproduce", "--federation-config", "num_supernodes=9"],
             "num-supernodes = '9': cannot be set for a table: its file says the clients of each row and column",
+        ),
+        (["reproduce", "-c", "download=true"], "download = True: cannot be set for a table: --download says it"),
+        (
+            ["fit", "-c", 'data-dir="/x"', "--data", "/"],
+            "data-dir = '/x': cannot be set for a table: --data says where datasets are",
         ),
         (["fit", "--grid", "seed=[3]"], "seed = 3: cannot be set for a table: --seeds says which seeds are run"),
         (
