@@ -25,6 +25,9 @@ _T95 = (
 # Up to so many degrees of freedom those of the fewest, and beyond.
 _T95_UP_TO, _T95_BEYOND = {60: 2.042, 120: 2.000}, 1.980
 
+# What rounding makes of accuracies that are the same: with every seed as much, it would be beyond all noise.
+_ROUNDING = 1e-11
+
 # Of so many methods or fewer all pairs are in the table of pairs; of more those with the best method.
 _FEW = 5
 
@@ -183,7 +186,7 @@ def beyond_noise(one: Sequence[float], other: Sequence[float]) -> int:
     """
     differences = [a - b for a, b in zip(one, other, strict=True)]
     middle = mean(differences)
-    return 0 if abs(middle) <= half_interval(differences) else int(math.copysign(1, middle))
+    return 0 if abs(middle) <= max(half_interval(differences), _ROUNDING) else int(math.copysign(1, middle))
 
 
 def half_interval(values: Sequence[float]) -> float:

@@ -27,6 +27,10 @@ def test_noise_is_judged_by_the_differences_of_each_seed() -> None:
     assert beyond_noise(AFTER["a"], AFTER["b"]) == 1
     assert beyond_noise(AFTER["b"], AFTER["a"]) == -1
     assert beyond_noise(AFTER["a"], AFTER["a"]) == 0
+    # What rounding makes of the same accuracies is the same with every seed, too.
+    assert 0.1 + 0.2 != 0.3
+    assert beyond_noise([0.1 + 0.2] * 3, [0.3] * 3) == beyond_noise([0.3] * 3, [0.1 + 0.2] * 3) == 0
+    assert beyond_noise([0.3 + 1e-6] * 3, [0.3] * 3) == 1
 
 
 def test_a_place_is_a_range_that_noise_leaves_open() -> None:
