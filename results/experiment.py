@@ -4,7 +4,7 @@ A file of ``experiments/`` holds the setting, rows and columns, the numbers that
 that it claims. ``Experiment.read`` checks all of it; ``Experiment.planned_runs`` returns its runs.
 """
 
-import fnmatch
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -32,7 +32,7 @@ SIZES = {
     "pathmnist": 107_180,
     "ag-news": 127_600,
 }
-# A scaled run has no fewer rounds and samples than these.
+# A scaled run has no fewer rounds and samples than these, unless there are fewer at full size.
 LEAST_ROUNDS, LEAST_SAMPLES = 2, 200
 
 # What a key of a file can be, for who left it out.
@@ -276,8 +276,8 @@ class Experiment:
                 )
             keys["evaluate-every"] = 1
         if scale < 1:
-            keys["rounds"] = max(LEAST_ROUNDS, round(keys["rounds"] * scale))
-            keys["max-samples"] = max(LEAST_SAMPLES, round(size * scale))
+            keys["rounds"] = min(keys["rounds"], max(LEAST_ROUNDS, round(keys["rounds"] * scale)))
+            keys["max-samples"] = min(size, max(LEAST_SAMPLES, round(size * scale)))
         return RunSpec(data.added_to(keys), f"num-supernodes={self._clients(row, column)} {federation}".strip())
 
     def other_keys(
@@ -560,7 +560,8 @@ def _runs(own: str, config: Mapping[str, Any], row: Row) -> bool:
 
 
 def _matching(pattern: str, names: Iterable[str]) -> set[str]:
-    return {name for name in names if fnmatch.fnmatchcase(name.casefold(), pattern.casefold())}
+    wanted = re.compile(".*".join(map(re.escape, pattern.casefold().split("*"))), re.DOTALL)
+    return {name for name in names if wanted.fullmatch(name.casefold())}
 
 
 class _Reader:

@@ -315,6 +315,13 @@ def test_the_runs_of_a_table(tmp_path: Path) -> None:
     assert "max-samples" not in whole.keys
 
 
+def test_a_scaled_run_is_no_larger_than_the_whole_one(tmp_path: Path) -> None:
+    experiment = read(tmp_path, config={"dataset": "digits", "rounds": 1}, measure={"when": "after", "last-rounds": 1})
+    for same, rounds, samples in (({"max-samples": 100}, 1, 100), ({}, 1, 898), ({"rounds": 3}, 2, 898)):
+        keys = experiment.planned_runs([0], 0.5, Data("", {}, False), "", same)[0].spec.keys
+        assert (keys["rounds"], keys["max-samples"]) == (rounds, samples)
+
+
 def test_rounds_that_are_averaged_are_all_measured(tmp_path: Path) -> None:
     def planned(**changes: Any) -> list[Any]:
         same = {"evaluate-every": changes.pop("every")}
@@ -369,6 +376,14 @@ def test_data_that_no_run_reads_are_told(tmp_path: Path, planned: list[RunSpec])
         line = f"floret: --data svhn={tmp_path / 'svhn'} changes nothing: no run reads svhn from there"
         assert [said for said in ended.stderr.splitlines() if "--data" in said] == [line]
     assert planned
+
+
+def test_only_the_star_stands_for_other_text(tmp_path: Path) -> None:
+    columns = [{"name": name, "config": {"alpha": i + 0.1}} for i, name in enumerate(("A[1]", "A1", "A?"))]
+    rows = [{"name": "One", "config": {"method": "fedper"}, "reported": [1, 2, 3]}]
+    placed = read(tmp_path, rows=rows, columns=columns, claims=[]).planned_runs([0], 1, Data("", {}, False), "", {})
+    for pattern, names in (("a[1]", ["A[1]"]), ("A?", ["A?"]), ("A*", ["A[1]", "A1", "A?"]), ("*[*", ["A[1]"])):
+        assert [place.column for place in selected([placed], [pattern])[0]] == names
 
 
 def test_rows_and_columns_of_different_tables_select_nothing(tmp_path: Path) -> None:
