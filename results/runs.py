@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -238,6 +238,9 @@ class Runs:
         folder = self.folder(spec)
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / _LOG
+        for lock in folder.glob("*/.lock"):
+            with suppress(FileNotFoundError):  # one that nobody joined takes its directory away
+                _wait_for(lock.parent, watch)  # it may be so new that it has no config.json yet
         before = _last_run(folder)
         if before and not (before / "summary.json").is_file():
             _wait_for(before, watch)

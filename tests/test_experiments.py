@@ -1686,6 +1686,28 @@ def test_a_run_that_goes_on_and_is_killed_again_is_kept(tmp_path: Path, monkeypa
     assert len(json.loads(history.with_name("config.json").read_text())["resumed"]) == 2
 
 
+def test_a_run_that_has_only_begun_is_waited_for(tmp_path: Path) -> None:
+    """The program that started it was killed before the run had written its config.json."""
+    engine, spec = WritingEngine(), RunSpec({"method": "fedper", "rounds": 1}, "num-supernodes=2")
+    runs = Runs(ROOT, tmp_path / "out", lambda *_: None, engine)
+    begun, elsewhere = runs.folder(spec) / "20260101-000000-run", tmp_path / "elsewhere"
+    for folder in (begun, elsewhere):
+        folder.mkdir(parents=True)
+    lock = (begun / ".lock").open("ab")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+
+    def end(_: int) -> None:
+        keys = {"output-dir": str(elsewhere)}
+        WritingEngine().run(keys, runs.config(spec), spec.federation, elsewhere / "log.txt", lambda: None)
+        for file in next(elsewhere.iterdir()).iterdir():
+            file.rename(begun / file.name)
+        lock.close()
+
+    assert runs.run(spec, end) == ""
+    assert not engine.made
+    assert runs.done(spec)
+
+
 def test_what_ended_a_process_is_the_reason_whatever_was_wrong_before(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("ERROR : Client 3: no answer\nINFO : round 4\n")
