@@ -6,7 +6,7 @@ import click
 
 from cli.engines import check_with_code_of
 from cli.paths import NamedPath
-from cli.table_options import TableOptions, table_options, tell_kept
+from cli.table_options import TableOptions, table_options, tell_kept, tell_unused_data
 from common.durable import locked
 from common.errors import FloretError
 
@@ -43,6 +43,7 @@ def fit(file: Path, grids: tuple[str, ...], options: TableOptions) -> None:
         for place in baselines(experiment, table)
     ]
     missing = [(setting, place) for setting, place in planned if not records.kept(place.spec)]
+    tell_unused_data(options.data(), (place for table in tables for place in table))
     tell_kept(((records, place) for _, place in planned), options.results, runs)
     varied = dict.fromkeys(key for setting in combinations(grids, same) for key in setting)
     tell_unused({"-c": same, "--grid": varied}, [runs.config(place.spec) for _, place in planned])

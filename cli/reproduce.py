@@ -8,7 +8,7 @@ import click
 
 from cli.engines import check_with_code_of
 from cli.paths import NamedPath
-from cli.table_options import TableOptions, table_options, tell_kept
+from cli.table_options import TableOptions, table_options, tell_kept, tell_unused_data
 from common.durable import locked
 from common.errors import FloretError
 
@@ -57,6 +57,7 @@ def reproduce(files: tuple[Path, ...], report: bool, options: TableOptions) -> N
         for experiment, table, known in zip(experiments, wanted, records, strict=True)
         for place in table
     ]
+    tell_unused_data(options.data(), (place for table in tables for place in table))
     tell_kept(((known, place) for _, known, place in every), options.results, runs)
     tell_unused({"-c": options.same()}, [runs.config(place.spec) for *_, place in every])
     if options.extra:

@@ -22,6 +22,7 @@ _SET_BY = {
     "method": "each row has its own, and --only says which rows are run",
     "seed": "--seeds says which seeds are run",
     "num-supernodes": "its file says the clients of each row and column",
+    "download": "--download says it",
 }
 
 _OPTIONS = (
@@ -155,7 +156,8 @@ class TableOptions:
         same = {**self.same(), **setting}
         federation = {"client-resources-num-cpus": "1", **parse_federation_configs(self.federation_configs)}
         given = {**federation, **same}
-        for key, instead in {**_SET_BY, **SET_BY_COMMAND}.items():
+        by_data = {"data-dir": "--data says where datasets are"} if self.places else {}
+        for key, instead in {**_SET_BY, **SET_BY_COMMAND, **by_data}.items():
             if key in given:
                 raise ConfigError(f"{key} = {given[key]!r}: cannot be set for a table: {instead}")
         planned = experiment.planned_runs(sorted(seeds), self.scale, self.data(), federation_text(federation), same)
@@ -181,6 +183,12 @@ def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_OPTIONS):
         wrapped = option(wrapped)
     return wrapped
+
+
+def tell_unused_data(data: "Data", places: "Iterable[PlannedRun]") -> None:
+    """Say of which datasets a place is given that none of these runs reads."""
+    for line in data.unused(place.spec for place in places):
+        click.echo(f"floret: {printable(line)}", err=True)
 
 
 def tell_kept(records: "Iterable[tuple[Records, PlannedRun]]", folder: Path, runs: "Runs") -> None:

@@ -84,7 +84,8 @@ def verify(
             if outcome:
                 comparison = Comparison.of(one, outcome)
                 differ += not comparison.same
-                click.echo(f"{one.place.label}: " + "\n  ".join(map(printable, str(comparison).splitlines())))
+                label = printable(one.place.label)
+                click.echo(f"{label}: " + "\n  ".join(map(printable, str(comparison).splitlines())))
     if failed:
         raise FloretError(f"{failed} of {len(chosen)} runs failed; see above")
     if differ:

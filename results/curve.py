@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, pstdev
@@ -11,10 +11,10 @@ from typing import Any, Self
 from markupsafe import escape
 
 from common.config import one_of
-from common.durable import write_whole
-from common.errors import FloretError
+from common.durable import read_plain, write_whole
+from common.errors import FloretError, printable
 from results.history import is_number
-from results.measured import ENVIRONMENT
+from results.measured import ENVIRONMENT, LARGEST
 from results.report_charts import MUTED, SETTINGS, painted, style
 from results.sweep import markdown, unread
 from results.tables import environment_notes
@@ -22,6 +22,7 @@ from results.text import percent_over_runs, plain
 
 _PANEL, _HEIGHT = 400, 340  # px of a panel
 _MOST_MISSING = 20  # runs that are named
+_LONGEST = 100_000  # characters of the keys of a sweep
 MEASURES = {"after": "test", "before": "before", "worst decile": "worst_decile"}
 # Of one machine, and no part of what was run.
 _PATHS = re.compile(r"""(?<![\w.-])(data-dir|output-dir|resume|tracker)\s*=\s*("[^"]*"|'[^']*')\s*""")
@@ -34,13 +35,12 @@ class Panel:
 
     Attributes:
         name: its heading.
-        lines: by name of the line and by value of the key, what each seed measured; None for sweeps without the key.
-        seeds: of all runs, in order.
+        lines: by name of the line, by value of the key and by seed, in order, what was measured; the value is None for
+            sweeps without the key.
     """
 
     name: str
-    lines: Mapping[str, Mapping[float | None, Sequence[Summary]]]
-    seeds: tuple[int, ...]
+    lines: Mapping[str, Mapping[float | None, Mapping[int, Summary]]]
 
     @classmethod
     def of(cls, name: str, key: str, runs: Sequence[tuple[Path, Mapping[str, Any], Summary]]) -> Self:
@@ -57,17 +57,17 @@ class Panel:
                 raise FloretError(f"{file}: {key} = {value!r}: a curve is over the values of a number")
             if type(seed) is not int:
                 raise FloretError(f"{file}: seed = {seed!r}: must be a whole number")
-            line = ", ".join(str(v) if k == "method" else f"{k}={plain(v)}" for k, v in others.items()) or "all"
+            texts = (plain(v) if k == "method" else f"{printable(k)}={plain(v)}" for k, v in others.items())
+            line = ", ".join(texts) or "all"
             seen = lines.setdefault(line, {}).setdefault(value if value is None else float(value), {})
             if seed in seen:
                 raise FloretError(f"{file}: {name}: two runs of {line} have {key} = {value} and seed {seed}")
             seen[seed] = summary
-        seeds = {seed for line in lines.values() for each in line.values() for seed in each}
-        sorted_ = {
-            line: {value: [each[seed] for seed in sorted(each)] for value, each in values.items()}
+        in_order = {
+            line: {value: dict(sorted(each.items())) for value, each in values.items()}
             for line, values in lines.items()
         }
-        return cls(name, sorted_, tuple(sorted(seeds)))
+        return cls(name, in_order)
 
     @property
     def values(self) -> list[float | None]:
@@ -76,8 +76,32 @@ class Panel:
         return [*sorted(v for v in found if v is not None), *([None] if None in found else [])]
 
     def accuracies(self, line: str, value: float | None, measure: str) -> list[float]:
-        """Return what each seed measured, in [0, 1]."""
-        return [float(s[measure]) for s in self.lines[line].get(value, ()) if s[measure] is not None]
+        """Return what each seed measured, in [0, 1]; nothing if one of them has no number.
+
+        Of some of the seeds alone the mean would be none of those beside it.
+        """
+        found = [summary[measure] for summary in self.lines[line].get(value, {}).values()]
+        return [] if None in found else [float(each) for each in found]
+
+    def seeds(self, shown: Callable[[float | None], str]) -> str:
+        """Return the seeds as text: those of all points, or, where they are not the same, those of each line.
+
+        Args:
+            shown: a value of the key as text.
+        """
+
+        def listed(seeds: Iterable[int]) -> str:
+            return ", ".join(map(str, seeds))
+
+        every = {tuple(each) for values in self.lines.values() for each in values.values()}
+        if len(every) == 1:
+            return f"over seeds {listed(every.pop())}"
+        parts = []
+        for line, values in self.lines.items():
+            of_line = {tuple(each) for each in values.values()}
+            alone = "; ".join(f"{shown(value)}: {listed(values[value])}" for value in self.values if value in values)
+            parts.append(f"`{line}` " + (listed(of_line.pop()) if len(of_line) == 1 else f"({alone})"))
+        return f"over seeds, not the same ones for all points: {'; '.join(parts)}"
 
 
 @dataclass(frozen=True)
@@ -89,7 +113,8 @@ class Study:
         without: what the place of sweeps without the key is called.
         panels: in order.
         sweeps: what they were read from: by panel, each sweep.json without what a run says of itself.
-        about: of each run that says it, from which npz file, with which commit, machine and versions it was made.
+        about: of each run that says it, from which npz file, of which digest, with which commit, machine and versions
+            it was made.
         missing: by panel, the keys of each run of the grids that no sweep has finished.
     """
 
@@ -116,15 +141,18 @@ class Study:
         for name, folder in folders:
             file = folder / "sweep.json"
             try:
-                sweep = json.loads(file.read_text(encoding="utf-8"))
+                sweep = json.loads(read_plain(file, LARGEST))
                 found = [(file, _keys_and_seed(run), run["summary"]) for run in sweep["runs"] if run["summary"]]
                 failed = [dict(run["keys"]) for run in sweep["runs"] if not run["summary"]]
-                grid = [str(each) for each in sweep.get("grid", ())]
+                grid = [printable(each, _LONGEST) for each in sweep.get("grid", ())]
                 configs = {part: sweep.get(part, "") for part in ("run-config", "federation-config")}
                 if not all(isinstance(text, str) for text in configs.values()):
                     raise TypeError("a config is no text")
                 told = [run["about"] for run in sweep["runs"] if "about" in run]
-                abouts = [{part: each[part] for part in ENVIRONMENT} | {"file": each.get("file")} for each in told]
+                abouts = [
+                    {part: each[part] for part in ENVIRONMENT} | {part: each.get(part) for part in ("file", "digest")}
+                    for each in told
+                ]
                 environment_notes(abouts)
                 if not all(s[m] is None or is_number(s[m]) for _, _, s in found for m in MEASURES.values()):
                     raise ValueError("an accuracy is no number")
@@ -136,8 +164,9 @@ class Study:
             unfinished.setdefault(name, []).extend(failed)
             about += abouts
             shown = [{"keys": run["keys"], "summary": run["summary"]} for run in sweep["runs"] if run["summary"]]
-            same = _PATHS.sub("", configs["run-config"])
-            sweeps.setdefault(name, []).append({**sweep, "grid": grid, "run-config": same, "runs": shown})
+            same = configs | {"run-config": _PATHS.sub("", configs["run-config"])}
+            texts = {part: printable(text, _LONGEST) for part, text in same.items()}
+            sweeps.setdefault(name, []).append({**sweep, "grid": grid, **texts, "runs": shown})
         panels = tuple(Panel.of(name, key, each) for name, each in runs.items())
         for panel in panels:
             if all(value is None for value in panel.values):
@@ -149,7 +178,7 @@ class Study:
                 raise FloretError(f"{panel.name}: no finished run of its sweeps has {key} in the grid{hint}")
         missing = {
             name: [
-                " ".join(f"{key}={value}" for key, value in keys.items())
+                printable(" ".join(f"{key}={value}" for key, value in keys.items()))
                 for keys in failed
                 if not any(keys.items() <= had.items() for _, had, _ in runs[name])
             ]
@@ -179,8 +208,7 @@ class Study:
         notes = ["\n".join(f"- {note}" for note in environment_notes(self.about))] if self.about else []
         parts = [f"# Accuracy over {self.key}", *notes]
         for panel in self.panels:
-            seeds = ", ".join(map(str, panel.seeds))
-            spread = f"mean ± standard deviation (population) over seeds {seeds}"
+            spread = f"mean ± standard deviation (population) {panel.seeds(self._shown)}"
             parts.append(f"## {panel.name}\n\nAccuracy on the test split in percent, {spread}.")
             parts.append("\n".join(f"- `{' '.join(self._keys(sweep))}`" for sweep in self.sweeps[panel.name]))
             if missing := self.missing[panel.name]:

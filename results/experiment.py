@@ -4,7 +4,7 @@ A file of ``experiments/`` holds the setting, rows and columns, the numbers that
 that it claims. ``Experiment.read`` checks all of it; ``Experiment.planned_runs`` returns its runs.
 """
 
-import fnmatch
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -32,7 +32,7 @@ SIZES = {
     "pathmnist": 107_180,
     "ag-news": 127_600,
 }
-# A scaled run has no fewer rounds and samples than these.
+# A scaled run has no fewer rounds and samples than these, unless there are fewer at full size.
 LEAST_ROUNDS, LEAST_SAMPLES = 2, 200
 
 # What a key of a file can be, for who left it out.
@@ -269,15 +269,15 @@ class Experiment:
         except ConfigError as error:
             raise ConfigError(f"{self.stem}, {row.name}, {column.name}: {error}") from error
         if self.measure.last_rounds > 1 and keys.get("participation", 1.0) < 1:
-            if same.get("evaluate-every", 1) != 1:
+            if keys.get("evaluate-every", 1) != 1:
                 raise ConfigError(
-                    f"{self.stem}: evaluate-every = {same['evaluate-every']!r}: must be 1, as the table averages the "
+                    f"{self.stem}: evaluate-every = {keys['evaluate-every']!r}: must be 1, as the table averages the "
                     f"last {self.measure.last_rounds} rounds and not all clients take part in each; leave it out"
                 )
             keys["evaluate-every"] = 1
         if scale < 1:
-            keys["rounds"] = max(LEAST_ROUNDS, round(keys["rounds"] * scale))
-            keys["max-samples"] = max(LEAST_SAMPLES, round(size * scale))
+            keys["rounds"] = min(keys["rounds"], max(LEAST_ROUNDS, round(keys["rounds"] * scale)))
+            keys["max-samples"] = min(size, max(LEAST_SAMPLES, round(size * scale)))
         return RunSpec(data.added_to(keys), f"num-supernodes={self._clients(row, column)} {federation}".strip())
 
     def other_keys(
@@ -444,7 +444,8 @@ class Data:
         """Read ``PATH`` and ``NAME=PATH`` texts.
 
         Raises:
-            ConfigError: a name is not that of a dataset, or a path is empty.
+            ConfigError: a name is not that of a dataset, a path is empty, an npz file is given for all datasets, or two
+                paths for the same.
         """
         folder, single = "", {}
         for text in places:
@@ -457,6 +458,13 @@ class Data:
             if wrong:
                 raise ConfigError(f"--data {text}: {name!r} {wrong}")
             place = str(Path(path).expanduser().resolve())
+            if not name and place.endswith(".npz"):
+                raise ConfigError(
+                    f"--data {text}: an npz file takes the place of one dataset: name it, such as cifar10={text}"
+                )
+            if name in single or (not name and folder):
+                of = name or "the folder of all datasets"
+                raise ConfigError(f"--data {text}: {of} is given twice; give it once")
             if name:
                 single[name] = place
             else:
@@ -472,6 +480,15 @@ class Data:
         for place in filter(None, (self.folder, *self.single.values())):
             if not self.download and not Path(place).exists():
                 raise ConfigError(f"--data {place}: is not there; name where the datasets are, or add --download")
+
+    def unused(self, runs: Iterable[RunSpec]) -> list[str]:
+        """Return a line for each dataset of which a place is given, and that no run reads."""
+        read = {spec.keys.get("data-dir") for spec in runs}
+        return [
+            f"--data {name}={place} changes nothing: no run reads {name} from there"
+            for name, place in self.single.items()
+            if place not in read
+        ]
 
     def added_to(self, keys: Mapping[str, Any]) -> dict[str, Any]:
         """Return ``keys`` with those that say where the data are; an npz file takes the place of its dataset."""
@@ -490,7 +507,7 @@ def selected(tables: Sequence[Sequence[PlannedRun]], patterns: Sequence[str]) ->
         patterns: names of rows or columns, ``*`` for any text, case ignored; without patterns every run is returned.
 
     Raises:
-        ConfigError: a pattern matches no name in any table.
+        ConfigError: a pattern matches no name in any table, or no run has a row and a column of those wanted.
     """
     rows = {one.row for planned in tables for one in planned}
     columns = {one.column for planned in tables for one in planned}
@@ -504,7 +521,7 @@ def selected(tables: Sequence[Sequence[PlannedRun]], patterns: Sequence[str]) ->
             raise ConfigError(f"--only {pattern!r}: no row or column with runs has this name{rest}")
         wanted_rows |= in_rows
         wanted_columns |= in_columns
-    return [
+    found = [
         [
             one
             for one in planned
@@ -512,6 +529,12 @@ def selected(tables: Sequence[Sequence[PlannedRun]], patterns: Sequence[str]) ->
         ]
         for planned in tables
     ]
+    if patterns and not any(found):
+        raise ConfigError(
+            f"--only {', '.join(map(repr, patterns))}: no run is in one of these rows and in one of these columns; "
+            "name those of one table"
+        )
+    return found
 
 
 def _size(dataset: str) -> int:
@@ -537,7 +560,8 @@ def _runs(own: str, config: Mapping[str, Any], row: Row) -> bool:
 
 
 def _matching(pattern: str, names: Iterable[str]) -> set[str]:
-    return {name for name in names if fnmatch.fnmatchcase(name.casefold(), pattern.casefold())}
+    wanted = re.compile(".*".join(map(re.escape, pattern.casefold().split("*"))), re.DOTALL)
+    return {name for name in names if wanted.fullmatch(name.casefold())}
 
 
 class _Reader:
@@ -702,6 +726,8 @@ class _Reader:
     def _text(self, value: Any, key: str) -> str:
         if not isinstance(value, str) or not value.strip():
             self._fail(key, "must be text")
+        if not "".join(value.split()).isprintable():
+            self._fail(key, f"{value!r} has signs that cannot be printed; leave them out")
         return str(value).strip()
 
     def _distinct(self, names: Sequence[str], key: str) -> None:

@@ -13,7 +13,7 @@ from statistics import mean
 from typing import Any, Self
 
 from common.durable import write_whole
-from common.errors import ConfigError, FloretError
+from common.errors import ConfigError, FloretError, printable
 from results.experiment import Experiment, PlannedRun
 from results.measured import AS_MEASURED, READINGS, MeasuredRun, Reading, Records, dumped, loaded
 from results.sweep import markdown
@@ -277,7 +277,7 @@ class Fit:
 
 def failure(place: PlannedRun, setting: Mapping[str, Any], reason: str) -> str:
     """Return the line of a run that failed."""
-    return f"{place.label}, {dict(setting)}: {reason}"
+    return printable(f"{place.label}, {dict(setting)}: {reason}")
 
 
 def fit_stem(experiment: Experiment, scale: float) -> str:

@@ -6,6 +6,7 @@ while a table of many hours is run, and gone on with on another machine.
 
 import json
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,11 +14,12 @@ from statistics import mean
 from typing import Any, Self
 
 from common.config import own_keys
+from common.durable import read_plain
 from common.errors import FloretError
 from common.kernels import NATIVE
 from common.run_config import merged
 from results.conditions import counted, other_data, other_kernels
-from results.history import History, Json, Traffic, is_number
+from results.history import History, Json, Traffic, is_number, whole
 from results.runs import Outcome, Runs, RunSpec, check_about, digest_of, npz_name
 
 log = logging.getLogger("flwr")
@@ -32,6 +34,10 @@ ENVIRONMENT = ("commit", "machine", "versions")
 # Methods whose clients use the global model itself: those that ``serves_global`` of their strategies marks.
 GLOBAL_MODEL = frozenset({"criticalfl", "fedavg", "fedpa", "fedprox"})
 _MODEL_IN_USE = "model in use"
+# Bytes of a file of results or of a sweep.
+LARGEST = 2**30
+# Half of a sign that UTF-16 has in two parts: alone it is in no text that can be written.
+_HALF_SIGN = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True)
@@ -329,7 +335,10 @@ def loaded(
         FloretError: it cannot be read.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = read_plain(path, LARGEST).decode()
+        content = json.loads(text)
+        if _HALF_SIGN.search(text):
+            json.dumps(content, ensure_ascii=False).encode()  # raises a ValueError if the other half is not there
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             of_sweep = isinstance(content, dict) and "grid" in content
             what = "is of a sweep" if of_sweep else "is not of this version's format"
@@ -392,14 +401,21 @@ def _loaded(entry: Json, content: Json) -> MeasuredRun:
     check_about(about | {"config": config})
     return MeasuredRun(
         accuracies=accuracies,
-        curve=tuple((int(number), before, after) for number, before, after in entry["curve"]),
-        clients=int(entry["clients"]),
-        samples=None if entry.get("samples") is None else int(entry["samples"]),
+        curve=tuple((_count(number), before, after) for number, before, after in entry["curve"]),
+        clients=_count(entry["clients"]),
+        samples=None if entry.get("samples") is None else _count(entry["samples"]),
         bytes=Traffic.from_json(entry["bytes"]),
         seconds=entry["seconds"],
-        refused=int(entry["refused"]),
+        refused=_count(entry["refused"]),
         about=about | {"config": config},
     )
+
+
+def _count(value: Any) -> int:
+    number = whole(value)
+    if number < 0:
+        raise ValueError(f"{number} is below 0")
+    return number
 
 
 def _has(config: Mapping[str, Any], key: str, value: Any) -> bool:

@@ -9,8 +9,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Self
 
-from common.errors import FloretError
+from common.durable import read_plain
+from common.errors import FloretError, printable
 from results.history import is_number
+from results.measured import LARGEST
 from results.sweep import markdown, unread
 from results.text import percent_over_runs
 
@@ -22,6 +24,9 @@ _T95 = (
 )
 # Up to so many degrees of freedom those of the fewest, and beyond.
 _T95_UP_TO, _T95_BEYOND = {60: 2.042, 120: 2.000}, 1.980
+
+# What rounding makes of accuracies that are the same: with every seed as much, it would be beyond all noise.
+_ROUNDING = 1e-11
 
 # Of so many methods or fewer all pairs are in the table of pairs; of more those with the best method.
 _FEW = 5
@@ -55,7 +60,7 @@ class Ranking:
             FloretError: it cannot be read, varies another key, or fewer than two methods finished with two seeds.
         """
         try:
-            runs = json.loads(file.read_text(encoding="utf-8"))["runs"]
+            runs = json.loads(read_plain(file, LARGEST))["runs"]
             found: dict[str, dict[int, Any]] = {}
             for run in runs:
                 keys = dict(run["keys"])
@@ -63,7 +68,7 @@ class Ranking:
                 if lacking:
                     lacks = " and no ".join(lacking)
                     raise FloretError(f"{file}: a ranking is of a sweep over method and seed, its grid has no {lacks}")
-                method, seed = str(keys.pop("method")), int(keys.pop("seed"))
+                method, seed = printable(keys.pop("method")), int(keys.pop("seed"))
                 if keys:
                     raise FloretError(f"{file}: a ranking is of a sweep over method and seed, not over {min(keys)}")
                 found.setdefault(method, {})[seed] = run["summary"]
@@ -181,7 +186,7 @@ def beyond_noise(one: Sequence[float], other: Sequence[float]) -> int:
     """
     differences = [a - b for a, b in zip(one, other, strict=True)]
     middle = mean(differences)
-    return 0 if abs(middle) <= half_interval(differences) else int(math.copysign(1, middle))
+    return 0 if abs(middle) <= max(half_interval(differences), _ROUNDING) else int(math.copysign(1, middle))
 
 
 def half_interval(values: Sequence[float]) -> float:

@@ -15,6 +15,10 @@ from results.run import ClientData, Run
 from results.text import FILTERS, MISSING, cut, duration, megabytes, percent, percent_over_clients, plain, short
 
 LONGEST_CLIENT_TABLE = 40
+# Keys besides dataset, partition and seeds that say which samples clients have; the second ones by its words alone, as
+# not every partition uses them.
+_OF_DATA = ("max-samples", "min-samples", "test-fraction", "validation-fraction")
+_OF_PARTITION = ("alpha", "classes-per-client", "shards-per-client")
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
@@ -100,7 +104,32 @@ def table(runs: Sequence[Run]) -> str:
 
 def _apart(runs: Sequence[Run]) -> list[str]:
     """Return in what the data of runs differ, so that their accuracies say nothing of which one is better."""
-    return sorted({"dataset", "data", "partition"} & {*differences(runs)})
+    found = {*differences(runs)}
+    apart = found & {"dataset", "data", "partition", "clients", *_OF_DATA}
+    if len({run.partition for run in runs}) > 1:
+        apart |= found & {*_OF_PARTITION}
+    return sorted(apart | (found & _drawn_by(runs)))
+
+
+def _drawn_by(runs: Sequence[Run]) -> set[str]:
+    """Return the keys by which clients are drawn if runs have others; none where runs that differ in more than the seed
+    have each the same draws, as methods in a sweep over seeds.
+    """
+    if all(run.has_own_data for run in runs):
+        return set()
+    draws: dict[tuple[str, ...], list[str]] = {}
+    for run in runs:
+        setting = [value_of(run, key) for key in differences(runs) if key not in ("seed", "data-seed")]
+        draws.setdefault((run.method, *setting), []).append(value_of(run, _seed_of_data(run)))
+    each = {tuple(sorted(set(drawn))) for drawn in draws.values()}
+    if len(each) == 1 and (len(draws) > 1 or len(each.pop()) == 1):
+        return set()
+    return {"data-seed", *map(_seed_of_data, runs)}
+
+
+def _seed_of_data(run: Run) -> str:
+    seed = run.config.get("data-seed", -1)
+    return "data-seed" if isinstance(seed, int) and seed >= 0 else "seed"
 
 
 def client_table(run: Run) -> str:

@@ -207,7 +207,8 @@ class Run:
         if not self.rounds or any(client.trained for line in self.rounds for client in line.clients.values()):
             return None
         refused = [f"client {one.client}: {one.reason}" for line in self.rounds for one in line.refused]
-        return "no reply was used in any round" + (f"; the first is refused: {refused[0]}" if refused else "")
+        said = "no reply was used in any round" + (f"; the first is refused: {refused[0]}" if refused else "")
+        return printable(said)
 
     @property
     def dataset(self) -> str:

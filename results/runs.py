@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from common.config import RunConfig, own_keys, read_keys
 from common.durable import locked, open_file, write_whole
 from common.errors import ConfigError, FloretError
-from common.kernels import NATIVE
+from common.kernels import KERNELS, NATIVE
 from common.resources import clients_of_simulation
 from common.run_config import default_config, federation_text, merged, parse_federation_configs
 from results.conditions import (
@@ -238,6 +238,9 @@ class Runs:
         folder = self.folder(spec)
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / _LOG
+        for lock in folder.glob("*/.lock"):
+            with suppress(FileNotFoundError):  # one that nobody joined takes its directory away
+                _wait_for(lock.parent, watch)  # it may be so new that it has no config.json yet
         before = _last_run(folder)
         if before and not (before / "summary.json").is_file():
             _wait_for(before, watch)
@@ -306,7 +309,7 @@ class Runs:
 
 def clients_alone(federation: str) -> str:
     """Return a federation config without what only says how its clients share a machine, in an order of its own."""
-    keys = parse_federation_configs([federation])
+    keys = parse_federation_configs(["", federation])  # a text alone may be the path of a file
     first = {key: keys[key] for key in ("num-supernodes",) if key in keys}
     return federation_text(first | {key: keys[key] for key in sorted(keys.keys() - first.keys() - {*_SHARED})})
 
@@ -340,11 +343,13 @@ def check_about(about: Mapping[str, Any]) -> None:
     # All parts of a machine may be missing.
     if not isinstance(told, dict) or not all(isinstance(told.get(k, kind()), kind) for k, kind in kinds.items()):
         raise TypeError("a machine is not like one of a run")
+    if told.get("kernels", NATIVE) not in KERNELS:
+        raise ValueError(f"kernels {told['kernels']!r} must be {' or '.join(KERNELS)}")
     config = about["config"]
     if not isinstance(config, dict) or not all(isinstance(config.get(key), str) for key in ("method", "dataset")):
         raise TypeError("the config of a run has no method or no dataset")
     try:
-        clients_of_simulation([about["federation-config"]])
+        clients_of_simulation(["", about["federation-config"]])  # alone it may be the path of a file
     except ConfigError as error:
         raise ValueError(str(error)) from error
 

@@ -16,7 +16,7 @@ from common.run_config import federation_text, parse_federation_configs, parse_r
 from results.jobs import Job
 from results.run import Run
 from results.runs import PLACES, SET_BY_COMMAND, Runs, RunSpec
-from results.text import percent_over_runs
+from results.text import cells, percent_over_runs
 
 Keys = dict[str, Any]
 HEAD = ("seeds", "validation", "test after", "test before", "std over clients", "worst decile", "MB up", "MB down")
@@ -253,5 +253,4 @@ def unread(file: Path, error: OSError) -> str:
 
 def markdown(head: Sequence[str], texts: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table."""
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in texts)])
+    return "\n".join([cells(head), "|" + "---|" * len(head), *map(cells, texts)])

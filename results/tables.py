@@ -9,11 +9,12 @@ from statistics import mean, pstdev
 from typing import Any
 
 from common.durable import write_whole
-from common.errors import FloretError
+from common.errors import FloretError, printable
 from common.resources import clients_of_simulation
 from results.experiment import CellNumbers, Claim, Experiment, PlannedRun, Verdict
 from results.measured import AS_MEASURED, READINGS, MeasuredRun, Reading, Records, dumped
 from results.runs import Runs
+from results.text import cells
 
 _READINGS_NOTE = (
     "Columns in which the claim holds, of those measured. The best round on test is chosen by the accuracy that is "
@@ -203,7 +204,7 @@ class ExperimentResults:
             )
             if self.experiment.measure.last_rounds > 1:
                 notes[-1] += f" Averaged over the last {window} rounds." if window > 1 else " Of the last round alone."
-        fewest = min((run.about["config"]["rounds"] for run in self.runs.values()), default=window)
+        fewest = min((run.about["config"].get("rounds", window) for run in self.runs.values()), default=window)
         if fewest < window:
             notes.append(f"Some runs have only {fewest} rounds, of which all are averaged.")
         if self.other_keys:
@@ -291,12 +292,11 @@ class ExperimentResults:
                 head.insert(2, f"± over {experiment.spread}, reported")
                 if experiment.spread == "clients":
                     head.insert(4, "over clients, ours")
-            lines += ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
-            for row in experiment.rows:
-                lines.append("| " + " | ".join(self._texts(row.name, column.name)) + " |")
+            lines += [cells(head), "|---|" + "---:|" * (len(head) - 1)]
+            lines += [cells(self._texts(row.name, column.name)) for row in experiment.rows]
         if experiment.claims:
             lines += ["", "## What the paper claims", "", "| claim | in the paper's numbers | here |", "|---|---|---|"]
-            lines += [f"| {text} | {paper} | {ours} |" for text, paper, ours in self.verdicts()]
+            lines += [cells([text, str(paper), str(ours)]) for text, paper, ours in self.verdicts()]
             read = self.readings()
             titles = [reading.title for reading, _ in read[0][1]]
             if self.runs and len(titles) > 1:
@@ -304,13 +304,15 @@ class ExperimentResults:
                 lines += [
                     self.readings_note,
                     "",
-                    "| claim | " + " | ".join(titles) + " |",
+                    cells(["claim", *titles]),
                     "|---|" + "---|" * len(titles),
                 ]
-                lines += [f"| {claim.text} | " + " | ".join(v.short for _, v in found) + " |" for claim, found in read]
+                lines += [cells([claim.text, *(verdict.short for _, verdict in found)]) for claim, found in read]
         if self.failed:
             lines += ["", "## Failed", ""]
-            lines += [f"- {row}, {column}, seed {seed}: {why}" for (row, column, seed), why in self.failed.items()]
+            lines += [
+                f"- {row}, {column}, seed {seed}: {printable(why)}" for (row, column, seed), why in self.failed.items()
+            ]
         if experiment.chosen:
             lines += ["", "## What the paper leaves open", "", *(f"- {line}" for line in experiment.chosen)]
         return "\n".join(lines) + "\n"
@@ -349,7 +351,7 @@ def other_keys(
     for key, run in runs.items():
         clients = clients_of_simulation([run.about["federation-config"]]) or run.clients
         for name, value in experiment.other_keys(key, scale, run.about["config"], defaults, clients).items():
-            found.setdefault(name, set()).add(json.dumps(value))
+            found.setdefault(printable(name), set()).add(json.dumps(value))
     return {name: " or ".join(sorted(values)) for name, values in sorted(found.items())}
 
 
@@ -371,13 +373,13 @@ def environment_notes(abouts: Sequence[Mapping[str, Any]]) -> list[str]:
     Args:
         abouts: what the runs say of themselves; see ``results.runs.Outcome``.
     """
-    files = sorted({about["file"] for about in abouts if about["file"]})
+    files = sorted({printable(about["file"]) for about in abouts if about["file"]})
     notes = [f"Read from: {'; '.join(files)}."] if files else []
-    digests = sorted({about["digest"] for about in abouts if about.get("digest")})
+    digests = sorted({printable(about["digest"]) for about in abouts if about.get("digest")})
     if digests:
         notes += [f"The SHA-256 of what was read begins with {' or '.join(digests)}, where runs tell it."]
     for key, text in (("commit", "Commit"), ("machine", "Machine"), ("versions", "Versions")):
-        found = {_plain(key, about[key]) for about in abouts}
+        found = {printable(_plain(key, about[key])) for about in abouts}
         notes += [f"{text}: {'; '.join(sorted(found))}."] if found else []
     return notes
 

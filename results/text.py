@@ -9,6 +9,8 @@ from common.errors import printable
 from results.history import Spread
 
 MISSING = "\N{EN DASH}"
+# Characters of a cell of a table: a claim may tell of many columns.
+_LONGEST_CELL = 100_000
 
 
 def percent(value: float | None) -> str:
@@ -65,10 +67,15 @@ def countdown(seconds: float) -> str:
 
 
 def plain(value: Any) -> str:
-    """Return the value of a key of the run config as text: ``true`` for True, ``1`` for 1.0."""
+    """Return the value of a key of the run config as printable text: ``true`` for True, ``1`` for 1.0."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+    return str(value).removesuffix(".0") if isinstance(value, float) else printable(value)
+
+
+def cells(texts: Sequence[str]) -> str:
+    """Return a row of a Markdown table: a ``|`` in a text divides no cells, and codes of a terminal do nothing."""
+    return "| " + " | ".join(printable(text, _LONGEST_CELL).replace("|", r"\|") for text in texts) + " |"
 
 
 def short(name: str, length: int = 28) -> str:

@@ -17,12 +17,14 @@ KEY = "privacy.epsilon"
 SAME = 'data-dir="/a folder" model="mlp"'
 
 
-def write_sweep(folder: Path, *keys: dict[str, Any], offset: float = 0.0, file: str | None = None) -> Path:
+def write_sweep(
+    folder: Path, *keys: dict[str, Any], offset: float = 0.0, file: str | None = None, digest: str | None = None
+) -> Path:
     """Write a sweep whose accuracies follow from its keys: 0.5 + epsilon / 100 + seed / 1000 + offset.
 
     Without ``file`` its runs do not say which npz file they read, as those of older sweeps.
     """
-    read = {"file": file} if file else {}
+    read = {"file": file, "digest": digest} if file else {}
     runs = [
         {
             "keys": each,
@@ -115,10 +117,54 @@ def test_a_seed_that_all_runs_share_is_theirs(tmp_path: Path) -> None:
         run["about"]["config"] = {"seed": 7, "method": "fedavg"}
     (folder / "sweep.json").write_text(json.dumps(sweep))
     study = Study.read(KEY, "none", [("10 clients", folder)])
-    assert study.panels[0].seeds == (7,)
+    assert study.panels[0].seeds(str) == "over seeds 7"
     assert study.panels[0].accuracies("fedavg", 8.0, "test") == [sweep["runs"][1]["summary"]["test"]]
     # What was swept is kept as it was.
     assert [run["keys"] for run in study.sweeps["10 clients"][0]["runs"]] == [run["keys"] for run in sweep["runs"]]
+
+
+def test_lines_of_other_seeds_say_theirs(tmp_path: Path) -> None:
+    """Another seed draws other clients: such lines must not look like those of the same."""
+    runs = [{"method": "fedper", KEY: e, "seed": s} for e in (1.0, 8.0) for s in (0, 1, 2)]
+    one = write_sweep(tmp_path / "a", *runs, file="x.npz", digest="aa11")
+    other = write_sweep(
+        tmp_path / "b",
+        *({"method": "fedavg", KEY: 1.0, "seed": s} for s in (2, 3)),
+        {"method": "fedavg", "seed": 3},
+        file="x.npz",
+        digest="bb22",
+    )
+    page = Study.read(KEY, "none", [("P", one), ("P", other)]).page()
+    assert (
+        "in percent, mean ± standard deviation (population) over seeds, not the same ones for all points: "
+        "`fedper` 0, 1, 2; `fedavg` (1: 2, 3; none: 3).\n"
+    ) in page
+    assert "- Read from: x.npz.\n- The SHA-256 of what was read begins with aa11 or bb22, where runs tell it." in page
+
+
+def test_names_of_somebody_elses_sweep_are_printable(tmp_path: Path) -> None:
+    code = "\x1b]0;owned\x07"
+    each = [{"method": code, code: code, KEY: e, "seed": 0} for e in (1.0, 8.0)]
+    folder = write_sweep(tmp_path / "a", *each, file=code, digest=code)
+    sweep = json.loads((folder / "sweep.json").read_text())
+    sweep["runs"].append({"keys": each[0] | {"seed": 1, KEY: 2.0}, "summary": None})
+    sweep |= {"grid": [code], "run-config": code, "federation-config": code}
+    for run in sweep["runs"][:2]:
+        run["about"] |= {"commit": code, "versions": {code: code}}
+    (folder / "sweep.json").write_text(json.dumps(sweep))
+    study = Study.read(KEY, "none", [("P", folder)])
+    assert "".join(study.page().split()).isprintable()
+    assert "| `?]0;owned?, ?]0;owned?=?]0;owned?` | 51.0 | 58.0 |" in study.page()
+    ElementTree.fromstring(study.picture())
+
+
+def test_a_mean_over_some_of_the_seeds_is_none(tmp_path: Path) -> None:
+    folder = write_sweep(tmp_path / "a", *({KEY: e, "seed": s} for e in (1.0, 8.0) for s in (0, 1)))
+    sweep = json.loads((folder / "sweep.json").read_text())
+    sweep["runs"][0]["summary"]["before"] = None
+    (folder / "sweep.json").write_text(json.dumps(sweep))
+    page = Study.read(KEY, "none", [("P", folder)]).page()
+    assert "| before; privacy.epsilon | 1 | 8 |\n|---|---|---|\n| `all` | - | 40.0 ± 0.0 |" in page
 
 
 def test_what_both_are_made_of_is_kept(tmp_path: Path, sweeps: list[str]) -> None:

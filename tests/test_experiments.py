@@ -41,7 +41,7 @@ from results.jobs import Job, run_missing
 from results.measured import AS_MEASURED, GLOBAL_MODEL, READINGS, Accuracies, MeasuredRun, Records, loaded, thin_curve
 from results.runs import Runs, RunSpec, clients_alone
 from results.sweep import Sweep
-from results.tables import ExperimentResults, environment_notes
+from results.tables import ExperimentResults, environment_notes, other_keys
 from server_app.settings import read_config
 from strategies import METHODS
 from strategies.core import FloretStrategy
@@ -225,6 +225,7 @@ def read(tmp_path: Path, **changes: Any) -> Experiment:
         ({"claims": [{"text": "x", "higher": "Tow", "than": []}]}, "'Tow' is not a row (did you mean 'Two'?)"),
         ({"columns": [{"name": "A", "config": {}} for _ in range(2)]}, "columns: 'A' is there twice"),
         ({"own": ["fedper"]}, "own: must be text"),
+        ({"title": "A\x1b]0;x\x07"}, r"title: 'A\x1b]0;x\x07' has signs that cannot be printed; leave them out"),
         ({"own": "fedper", "headline": ["Two"]}, "headline: must be text"),
         ({"config": {1: 2}}, "config: 1 is no key of the run config"),
         (
@@ -314,6 +315,13 @@ def test_the_runs_of_a_table(tmp_path: Path) -> None:
     assert "max-samples" not in whole.keys
 
 
+def test_a_scaled_run_is_no_larger_than_the_whole_one(tmp_path: Path) -> None:
+    experiment = read(tmp_path, config={"dataset": "digits", "rounds": 1}, measure={"when": "after", "last-rounds": 1})
+    for same, rounds, samples in (({"max-samples": 100}, 1, 100), ({}, 1, 898), ({"rounds": 3}, 2, 898)):
+        keys = experiment.planned_runs([0], 0.5, Data("", {}, False), "", same)[0].spec.keys
+        assert (keys["rounds"], keys["max-samples"]) == (rounds, samples)
+
+
 def test_rounds_that_are_averaged_are_all_measured(tmp_path: Path) -> None:
     def planned(**changes: Any) -> list[Any]:
         same = {"evaluate-every": changes.pop("every")}
@@ -325,6 +333,10 @@ def test_rounds_that_are_averaged_are_all_measured(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=wrong):
         planned(every=2)
+    # In a file, too.
+    config = {"dataset": "cifar10", "rounds": 50, "participation": 0.5, "evaluate-every": 5}
+    with pytest.raises(ConfigError, match="small: evaluate-every = 5: must be 1"):
+        read(tmp_path, config=config).planned_runs([0], 1, Data("", {}, False), "", {})
     assert planned(every=1) == [1] * 4
     # Of the last round alone the others need not be.
     assert planned(every=2, measure={"when": "after", "last-rounds": 1}) == [2] * 4
@@ -334,6 +346,56 @@ def test_rounds_that_are_averaged_are_all_measured(tmp_path: Path) -> None:
 def test_a_path_of_data_may_have_the_sign_that_follows_a_name(tmp_path: Path) -> None:
     data = Data.of([str(tmp_path / "run=1"), f"cifar10={tmp_path}/a=b/mine.npz"], download=False)
     assert (data.folder, data.single) == (str(tmp_path / "run=1"), {"cifar10": f"{tmp_path}/a=b/mine.npz"})
+
+
+def test_an_npz_file_needs_the_name_of_the_dataset_whose_place_it_takes() -> None:
+    """Without one it would be every column of a table, whatever its dataset."""
+    for path in ("mine.npz", "/a=b/mine.npz"):
+        line = f"--data {path}: an npz file takes the place of one dataset: name it, such as cifar10={path}"
+        with pytest.raises(ConfigError, match=f"^{re.escape(line)}$"):
+            Data.of(["mnist=/data", path], download=False)
+
+
+@pytest.mark.parametrize(
+    ("places", "line"),
+    [
+        (["/a", "/b"], "--data /b: the folder of all datasets is given twice; give it once"),
+        (["cifar10=/a", "/c", "cifar10=/b"], "--data cifar10=/b: cifar10 is given twice; give it once"),
+    ],
+)
+def test_data_are_in_one_place(places: list[str], line: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{line}$"):
+        Data.of(places, download=False)
+
+
+def test_data_that_no_run_reads_are_told(tmp_path: Path, planned: list[RunSpec]) -> None:
+    (tmp_path / "svhn").mkdir()
+    for name in ("reproduce", "fit"):
+        given = ("--data", f"svhn={tmp_path / 'svhn'}", "--data", str(tmp_path))
+        ended = CliRunner().invoke(floret, arguments(name, tmp_path, *given), catch_exceptions=False)
+        line = f"floret: --data svhn={tmp_path / 'svhn'} changes nothing: no run reads svhn from there"
+        assert [said for said in ended.stderr.splitlines() if "--data" in said] == [line]
+    assert planned
+
+
+def test_only_the_star_stands_for_other_text(tmp_path: Path) -> None:
+    columns = [{"name": name, "config": {"alpha": i + 0.1}} for i, name in enumerate(("A[1]", "A1", "A?"))]
+    rows = [{"name": "One", "config": {"method": "fedper"}, "reported": [1, 2, 3]}]
+    placed = read(tmp_path, rows=rows, columns=columns, claims=[]).planned_runs([0], 1, Data("", {}, False), "", {})
+    for pattern, names in (("a[1]", ["A[1]"]), ("A?", ["A?"]), ("A*", ["A[1]", "A1", "A?"]), ("*[*", ["A[1]"])):
+        assert [place.column for place in selected([placed], [pattern])[0]] == names
+
+
+def test_rows_and_columns_of_different_tables_select_nothing(tmp_path: Path) -> None:
+    tables = []
+    for row, column in (("One", "A"), ("Two", "B")):
+        rows = [{"name": row, "config": {"method": "fedper"}, "reported": [1]}]
+        experiment = read(tmp_path, rows=rows, columns=[{"name": column, "config": {}}], claims=[])
+        tables.append(experiment.planned_runs([0], 1, Data("", {}, False), "", {}))
+    assert [len(table) for table in selected(tables, ["One", "A"])] == [1, 0]
+    line = "--only 'One', 'B': no run is in one of these rows and in one of these columns; name those of one table"
+    with pytest.raises(ConfigError, match=f"^{line}$"):
+        selected(tables, ["One", "B"])
 
 
 def test_a_place_of_data_must_be_there_unless_they_are_downloaded(tmp_path: Path) -> None:
@@ -624,12 +686,18 @@ def test_what_no_command_writes_into_results_is_a_line(tmp_path: Path) -> None:
         *(("accuracy", good["runs"][0]["accuracy"] | {"after": {"window": value}}) for value in (nan, 1.01, True)),
         *(("seconds", value) for value in (nan, None)),
         *(("config", {"method": value}) for value in (3, ["fedavg"])),
+        *((key, value) for key in ("clients", "refused", "samples") for value in (-1, 10**30)),
+        *(("curve", [[value, 0.5, 0.5]]) for value in (-1, 10**400)),
     ]
     contents = [good | {"runs": [good["runs"][0] | {key: value}, *good["runs"][1:]]} for key, value in wrong]
     (environment,) = good["environments"]
     contents += [
         good | {"environments": [environment | {key: value}]}
         for key, value in (("machine", {"cpus": "2"}), ("machine", []), ("versions", None), ("commit", None))
+    ]
+    contents += [
+        good | {"environments": [environment | part]}
+        for part in ({"commit": "\ud800"}, {"machine": {"kernels": "foo"}}, {"versions": {"\udfff": "1"}})
     ]
     contents += [good | {"window": value} for value in (None, "10", 0)]
     contents += [good | {"config": {key: value for key, value in good["config"].items() if key != "method"}}]
@@ -641,6 +709,70 @@ def test_what_no_command_writes_into_results_is_a_line(tmp_path: Path) -> None:
     file.write_text(json.dumps(good | {"environments": [environment | {"machine": {"gpus": ["one"]}}]}))
     ((_, run),) = loaded(file)[1]
     assert environment_notes([run.about])[2] == "Machine: one."
+
+
+def test_a_federation_config_of_somebody_elses_results_is_not_opened(tmp_path: Path) -> None:
+    """A text alone that ends in .toml is a path where a user gives it: a pipe would be waited for."""
+    experiment, runs = read(tmp_path), Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
+    planned = experiment.planned_runs([0], 1, Data("", {}, False), "", {})
+    measured = {planned[0].key: done(planned[0], runs, 0.2, 0.3)}
+    ExperimentResults(experiment, 1.0, measured, tuple(planned), {}).write(tmp_path)
+    file, other = tmp_path / "small.json", tmp_path / "other.toml"
+    other.write_text("secret = 5")
+    content = json.loads(file.read_text())
+    content["runs"][0]["federation-config"] = str(other)
+    file.write_text(json.dumps(content))
+    with pytest.raises(FloretError, match=r"other\.toml' is not key=value") as error:
+        loaded(file)
+    assert "secret" not in str(error.value)
+    with pytest.raises(ConfigError, match=r"other\.toml' is not key=value"):
+        clients_alone(str(other))
+
+
+def test_a_pipe_among_files_of_results_is_not_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    experiment, runs = read(tmp_path), Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
+    os.mkfifo(tmp_path / "pipe.json")
+    Records(runs, tmp_path / f"{experiment.stem}.json", window=10)
+    assert "pipe.json: is no file of results (not a plain file); move it" in caplog.text
+    with pytest.raises(FloretError, match=r"pipe\.json: is no file of results \(not a plain file\)"):
+        loaded(tmp_path / "pipe.json")
+    os.mkfifo(tmp_path / "sweep.json")
+    for command in (["rank"], ["curve", "lr", "-o", str(tmp_path / "x")]):
+        result = CliRunner().invoke(floret, [*command, f"D={tmp_path}"])
+        assert "sweep.json: not a plain file; name the folder" in str(result.exception)
+
+
+def test_pages_of_somebody_elses_results_are_printable(tmp_path: Path) -> None:
+    """They are printed: codes in a commit, a version or a key would reach the terminal."""
+    rows = [{"name": "A|B", "config": {"method": "fedper"}, "reported": [50]}]
+    file = real(
+        tmp_path, rounds=5, own="fedper", claims=[{"text": "1 | 2", "higher": "A|B", "than": ["A|B"]}], rows=rows
+    )
+    experiment, out = Experiment.read(file), tmp_path / "out"
+    runs = Runs(ROOT, out, check_run, LocalEngine(ROOT))
+    (place,) = experiment.planned_runs([0], 1, Data("", {}, False), "client-resources-num-cpus=1", {})
+    out.mkdir()
+    ExperimentResults(experiment, 1.0, {place.key: done(place, runs, 0.2, 0.3)}, (place,), {}).write(out)
+    code = "\x1b]0;owned\x07"
+    content = json.loads((out / "real.json").read_text())
+    content["runs"][0]["file"] = content["runs"][0]["digest"] = code
+    content["environments"] = [{"commit": code, "machine": {"cpu": code, "gpus": [code]}, "versions": {code: code}}]
+    (out / "real.json").write_text(json.dumps(content))
+    known = Records(runs, out / "real.json", 4)
+    text = ExperimentResults.gather(experiment, 1.0, runs, known, [place], {}).markdown()
+    assert "".join(text.split()).isprintable()
+    assert "- Commit: ?]0;owned?." in text
+    # A name that has the sign between two cells is one cell.
+    assert r"| A\|B | 50.00 | " in text
+    assert r"| 1 \| 2 | " in text
+    (_, run) = loaded(out / "real.json")[1][0]
+    odd = replace(run, about={**run.about, "config": run.about["config"] | {code: 1}})
+    assert other_keys(experiment, 1.0, {place.key: odd}, runs.defaults) == {"?]0;owned?": "1"}
+    failed = ExperimentResults(experiment, 1.0, {}, (place,), {place.key: code})
+    assert "".join(failed.markdown().split()).isprintable()
+    trial = Trial(place.row, place.column, 0, odd)
+    fit = Fit(experiment, 1.0, (code,), (trial,), ())
+    assert "".join(fit.markdown().split()).isprintable()
 
 
 def swept(tmp_path: Path, engine: WritingEngine, *grids: str, same: str = 'method="fedper" rounds=1') -> Result:
@@ -1554,6 +1686,28 @@ def test_a_run_that_goes_on_and_is_killed_again_is_kept(tmp_path: Path, monkeypa
     assert len(json.loads(history.with_name("config.json").read_text())["resumed"]) == 2
 
 
+def test_a_run_that_has_only_begun_is_waited_for(tmp_path: Path) -> None:
+    """The program that started it was killed before the run had written its config.json."""
+    engine, spec = WritingEngine(), RunSpec({"method": "fedper", "rounds": 1}, "num-supernodes=2")
+    runs = Runs(ROOT, tmp_path / "out", lambda *_: None, engine)
+    begun, elsewhere = runs.folder(spec) / "20260101-000000-run", tmp_path / "elsewhere"
+    for folder in (begun, elsewhere):
+        folder.mkdir(parents=True)
+    lock = (begun / ".lock").open("ab")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+
+    def end(_: int) -> None:
+        keys = {"output-dir": str(elsewhere)}
+        WritingEngine().run(keys, runs.config(spec), spec.federation, elsewhere / "log.txt", lambda: None)
+        for file in next(elsewhere.iterdir()).iterdir():
+            file.rename(begun / file.name)
+        lock.close()
+
+    assert runs.run(spec, end) == ""
+    assert not engine.made
+    assert runs.done(spec)
+
+
 def test_what_ended_a_process_is_the_reason_whatever_was_wrong_before(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("ERROR : Client 3: no answer\nINFO : round 4\n")
@@ -1714,6 +1868,11 @@ def test_a_place_is_no_key_of_a_grid(tmp_path: Path, planned: list[RunSpec], nam
         (
             ["reproduce", "--federation-config", "num_supernodes=9"],
             "num-supernodes = '9': cannot be set for a table: its file says the clients of each row and column",
+        ),
+        (["reproduce", "-c", "download=true"], "download = True: cannot be set for a table: --download says it"),
+        (
+            ["fit", "-c", 'data-dir="/x"', "--data", "/"],
+            "data-dir = '/x': cannot be set for a table: --data says where datasets are",
         ),
         (["fit", "--grid", "seed=[3]"], "seed = 3: cannot be set for a table: --seeds says which seeds are run"),
         (

@@ -27,6 +27,10 @@ def test_noise_is_judged_by_the_differences_of_each_seed() -> None:
     assert beyond_noise(AFTER["a"], AFTER["b"]) == 1
     assert beyond_noise(AFTER["b"], AFTER["a"]) == -1
     assert beyond_noise(AFTER["a"], AFTER["a"]) == 0
+    # What rounding makes of the same accuracies is the same with every seed, too.
+    assert 0.1 + 0.2 != 0.3
+    assert beyond_noise([0.1 + 0.2] * 3, [0.3] * 3) == beyond_noise([0.3] * 3, [0.1 + 0.2] * 3) == 0
+    assert beyond_noise([0.3 + 1e-6] * 3, [0.3] * 3) == 1
 
 
 def test_a_place_is_a_range_that_noise_leaves_open() -> None:
@@ -176,6 +180,21 @@ def test_what_is_no_sweep_over_methods_is_refused_in_a_line(tmp_path: Path, runs
     with pytest.raises(FloretError, match=reason) as caught:
         Ranking.read(folder / "sweep.json")
     assert "\n" not in str(caught.value)
+
+
+def test_names_of_somebody_elses_sweep_are_printable(tmp_path: Path) -> None:
+    folder = write_sweep(tmp_path / "sweep")
+    runs = json.loads((folder / "sweep.json").read_text())["runs"]
+    for run in runs:
+        run["keys"]["method"] += "|\x1b]0;owned\x07\ud800"
+    runs.append({"keys": {"method": "\x1bd", "seed": 0}, "summary": None})
+    (folder / "sweep.json").write_text(json.dumps({"runs": runs}))
+    output = tmp_path / "page.md"
+    done = CliRunner().invoke(floret, ["rank", f"D={folder}", "-o", str(output)], catch_exceptions=False)
+    assert "".join(done.output.split()).isprintable()
+    assert done.output == output.read_text()
+    assert r"| `a\|?]0;owned??` |" in done.output
+    assert "not all of their runs finished: ?d." in done.output
 
 
 def test_a_folder_that_is_not_there_is_named_once(tmp_path: Path) -> None:

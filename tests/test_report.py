@@ -401,10 +401,11 @@ def test_client_table_shows_the_worst_and_the_best(tmp_path: Path) -> None:
 
 
 def test_comparison(tmp_path: Path) -> None:
+    drawn: dict[str, Any] = {"data-seed": 3}
     directories = [
-        make_run(tmp_path / "a", level=0.8),
-        make_run(tmp_path / "b", level=0.95, seed=1),
-        make_run(tmp_path / "c", method="fedavg", rounds=9, done=4, level=0.7),
+        make_run(tmp_path / "a", level=0.8, **drawn),
+        make_run(tmp_path / "b", level=0.95, seed=1, **drawn),
+        make_run(tmp_path / "c", method="fedavg", rounds=9, done=4, level=0.7, **drawn),
     ]
     runs = [read_run(directory) for directory in directories]
     assert labels(runs) == ["pfakd, seed 0", "pfakd, seed 1", "fedavg"]
@@ -518,7 +519,10 @@ def test_a_comparison_tells_of_privacy_and_of_the_number_of_clients(tmp_path: Pa
     differing = {row[0]: row[1:] for row in page.body("differing")}
     assert differing == {"privacy.unit": ["example", "none", "none"], "clients": ["5", "5", "7"]}
     assert [row[11] for row in page.body("figures")] == ["1.5", MISSING, MISSING]
-    assert table(runs).splitlines()[-1] == "pfakd, privacy.unit example, …: privacy spent, epsilon 1.5"
+    assert table(runs).splitlines()[-2:] == [
+        "pfakd, privacy.unit example, …: privacy spent, epsilon 1.5",
+        "these runs differ in their data: clients",
+    ]
 
 
 def test_a_comparison_tells_of_other_files_and_of_own_data(tmp_path: Path) -> None:
@@ -553,6 +557,45 @@ def test_a_comparison_tells_of_other_files_and_of_own_data(tmp_path: Path) -> No
     assert {row[0]: row[1:] for row in differing} == {"dataset": ["digits", own], "partition": ["pathological", own]}
 
 
+@pytest.mark.parametrize(
+    ("config", "key", "other", "apart"),
+    [
+        ({"partition": "dirichlet"}, "alpha", 100.0, True),
+        ({"partition": "pathological"}, "alpha", 100.0, False),  # which does not use it
+        ({"partition": "pathological"}, "classes-per-client", 10, True),
+        ({"partition": "shards", "shards-per-client": 2}, "shards-per-client", 3, True),
+        ({"max-samples": 200}, "max-samples", 60000, True),
+        ({"min-samples": 2}, "min-samples", 10, True),
+        ({"test-fraction": 0.1}, "test-fraction", 0.5, True),
+        ({"validation-fraction": 0.1}, "validation-fraction", 0.2, True),
+        ({"data-seed": 1}, "data-seed", 2, True),
+        ({"data-seed": -1}, "seed", 1, True),
+        ({"data-seed": 1}, "seed", 1, False),
+        ({"dataset": "npz-clients"}, "seed", 1, False),
+        ({}, "lr", 0.5, False),
+    ],
+)
+def test_no_run_is_best_among_those_with_other_clients(
+    tmp_path: Path, config: dict[str, Any], key: str, other: Any, apart: bool
+) -> None:
+    directories = make_run(tmp_path / "a", **config), make_run(tmp_path / "b", level=0.5, **config | {key: other})
+    bold = ("td", {"class": "best"}) in report(*directories).tags
+    said = f"these runs differ in their data: {key}" in table([read_run(each) for each in directories])
+    assert (bold, said) == (not apart, apart)
+
+
+def test_methods_with_the_same_seeds_are_compared(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path / f"{method}{seed}", method=method, seed=seed)
+        for method in ("fedavg", "fedper")
+        for seed in (0, 1)
+    ]
+    assert report(*runs).says("The highest mean is in bold.")
+    said = "These runs differ in their data (seed): none is better than another by these figures."
+    assert report(*runs[:-1]).says(said)
+    assert report(*runs[:2]).says(said)
+
+
 def test_a_comparison_says_which_history_lacks_its_end(tmp_path: Path) -> None:
     whole, lacking = make_run(tmp_path / "whole"), make_run(tmp_path / "lacking", seed=1)
     (lacking / "history.jsonl").unlink()
@@ -581,6 +624,15 @@ def test_a_run_of_which_no_reply_was_used_says_so(tmp_path: Path) -> None:
     assert report(used, unused).says(f"{labels(runs)[1]}: {said}")
     assert any(line.endswith(f": {said}") for line in table(runs).splitlines())
     assert client_table(runs[1]).splitlines()[-1] == said
+
+
+def test_what_a_client_said_is_printable(tmp_path: Path) -> None:
+    names, code = [f"{place}\x1b]0;x\x07" for place in range(3)], "\x1b]52;c;AAAA\x07"
+    run = read_run(never_used(make_run(tmp_path / "run", names=names, method=code, model=code)))
+    other = read_run(make_run(tmp_path / "other", method=code, model="mlp"))
+    text = "\n".join([table([run, other]), client_table(run)])
+    assert "".join(text.split()).isprintable()
+    assert "client 0?]0;x?: training diverged" in text
 
 
 def test_names_that_a_cut_would_make_the_same_are_not_cut() -> None:

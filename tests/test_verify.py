@@ -186,6 +186,19 @@ def test_data_of_runs_that_were_not_chosen_are_not_asked_for(tmp_path: Path, mon
         made_again(monkeypatch, str(file), "--pick", seeds["One"], "--data", str(tmp_path), *out)
 
 
+def test_what_a_file_calls_its_rows_is_printable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = results(tmp_path / "a.json", {"\x1b]0;owned\x07": "digits"})
+    content = json.loads(file.read_text())
+    content["config"]["rounds"] = 1
+    file.write_text(json.dumps(content))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("results.engines.engine_of", lambda *_: WritingEngine())
+    monkeypatch.setattr("engine.checks.check_run", lambda *_: None)
+    done = CliRunner().invoke(floret, ["verify", str(file), "-o", str(tmp_path / "out")])
+    assert "".join(done.output.split()).isprintable()
+    assert "\n?]0;owned? | A | seed 0: differs: " in done.output
+
+
 PAGES = [page.read_text() for page in (ROOT / "docs").glob("*.md")]
 DOCUMENTED = [line for page in PAGES for line in re.findall(r"^floret verify (docs/.*)$", page, re.MULTILINE)]
 
