@@ -2743,8 +2743,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "a claim held at one scale and broken at another is held",
-            "found.count({HELD}), found.count({NOT_HELD})",
-            "sum(HELD in outcomes for outcomes in found), found.count({NOT_HELD})",
+            "held = found.count({HELD})",
+            "held = sum(HELD in outcomes for outcomes in found)",
             f"{EVIDENCE} tests/test_docs.py",
         ),
         (
@@ -5663,8 +5663,8 @@ DEFECTS: list[Defect] = [
         "results/evidence.py",
         (
             "what is mixed at one scale and undecided at another is undecided",
-            "UNDECIDED in outcomes and MIXED not in outcomes",
-            "UNDECIDED in outcomes",
+            "UNDECIDED in outcomes and not outcomes & {MIXED, NOT_HELD}",
+            "UNDECIDED in outcomes and not outcomes & {NOT_HELD}",
             "tests/test_evidence.py::test_a_claim_that_holds_at_one_scale_alone_is_mixed",
         ),
     ),
