@@ -3016,8 +3016,8 @@ DEFECTS: list[Defect] = [
         "results/fit.py",
         (
             "the nearest setting is the one of fewest cells",
-            "(-len(setting.measured), setting.distance() or 0.0)",
-            "(len(setting.measured), setting.distance() or 0.0)",
+            "return -len(present), -len(setting.measured), setting.distance() or 0.0",
+            "return len(present), len(setting.measured), setting.distance() or 0.0",
             EXPERIMENTS,
         ),
         ("differences of two signs cancel in the distance", "mean(map(abs, found))", "abs(mean(found))", EXPERIMENTS),

@@ -908,27 +908,68 @@ def test_settings_are_judged_by_the_baselines_alone(tmp_path: Path) -> None:
         *(trial(experiment, runs, "A", 0.49, momentum=0.9), trial(experiment, runs, "B", 0.6, momentum=0.9)),
         trial(experiment, runs, "A", 0.5, momentum=0.5),
     ]
-    found = Fit(experiment, 1.0, ("momentum",), tuple(trials), ("One | A: why",)).settings()
+    found = Fit(experiment, 1.0, ("momentum",), tuple(trials), ("One | A: why",), runs.defaults).settings()
     # The one with a single cell is last, though it is nearest.
     assert [setting.values for setting in found] == [(0.9,), (0.0,), (0.5,)]
     assert [setting.distance() for setting in found] == pytest.approx([0.75, 6.0, 0.0])
     assert [setting.offset for setting in found] == pytest.approx([-0.75, -4.0, 0.0])
     assert found[1].ours["One"] == pytest.approx(51.25)
-    text = Fit(experiment, 1.0, ("momentum",), tuple(trials), ("One | A: why",)).markdown()
+    text = Fit(experiment, 1.0, ("momentum",), tuple(trials), ("One | A: why",), runs.defaults).markdown()
     # After training it has 90 in both columns: 40 and 29.5 above.
     assert "| momentum | cells | columns | distance | offset | all rows after training | One |" in text
     assert "| 0.9 | 2 | A; B | 0.75 | -0.75 | 34.75 | 54.50 (-0.75) |" in text
     assert "| 0.5 | 1 | A | 0.00 | +0.00 | 40.00 | 50.00 (+0.00) |" in text
     # Settings that all have the same columns need not say which.
-    assert "| momentum | cells | distance |" in Fit(experiment, 1.0, ("momentum",), tuple(trials[:4]), ()).markdown()
+    same = Fit(experiment, 1.0, ("momentum",), tuple(trials[:4]), (), runs.defaults)
+    assert "| momentum | cells | distance |" in same.markdown()
     assert "- One | A: why" in text
     assert "- One: before local training." in text
     assert "- At full size." in text
     # Runs of fewer rounds than the paper's are another setting, and the page does not call them full size.
     trials += [trial(experiment, runs, "A", 0.4, momentum=0.9, rounds=3)]
-    fewer = Fit(experiment, 1.0, ("momentum", "rounds"), tuple(trials), ())
+    fewer = Fit(experiment, 1.0, ("momentum", "rounds"), tuple(trials), (), runs.defaults)
     assert [setting.values for setting in fewer.settings()] == [(0.9, 50), (0.0, 50), (0.5, 50), (0.9, 3)]
     assert "- At full size, but for rounds: see the table." in fewer.markdown()
+
+
+def test_a_setting_has_the_runs_of_its_cells_as_they_are_now(tmp_path: Path) -> None:
+    experiment, runs = fitted(tmp_path)
+
+    def found(*trials: Trial) -> tuple[list[tuple[Any, ...]], str]:
+        fit = Fit(experiment, 1.0, ("momentum",), trials, (), runs.defaults)
+        return [(*s.values, s.ours["One"], len(s.left_out)) for s in fit.settings()], fit.markdown()
+
+    def made(trial: Trial, seed: int = 0, **about: Any) -> Trial:
+        config = {**trial.run.about["config"], "seed": seed}
+        return replace(trial, seed=seed, run=replace(trial.run, about={**trial.run.about, "config": config, **about}))
+
+    # The file had another network when the first two were run.
+    old = [trial(experiment, runs, "A", before, momentum=m, model="cnn2") for m, before in ((0.0, 0.8), (0.9, 0.5))]
+    new = trial(experiment, runs, "A", 0.2, momentum=0.0)
+    settings, page = found(*old, new)
+    assert settings == [(0.0, 20.0, 1), (0.9, 50.0, 0)]  # the nearer one has no run of now
+    assert "| 0 | 1 | 30.00 | -30.00 | 40.00 | 20.00 (-30.00) |" in page
+    assert "| 0.9 | 1 | 0.00 | +0.00 | 40.00 | 50.00 (+0.00)* |" in page
+    assert '- \\* of runs with other keys than the row has now: One: model = "cnn2".' in page
+    left = '1 of these runs of One, A (model = "cnn2"; num-supernodes=4)'
+    assert f"- Left out, since other runs stand in their cells: {left}." in page
+    # Seeds are averaged, other clients or data are not.
+    federation = "num-supernodes=4 client-resources-num-cpus=2"
+    seed = made(trial(experiment, runs, "A", 0.4, momentum=0.0), 1)
+    assert found(new, seed)[0] == [(0.0, pytest.approx(30.0), 0)]
+    assert found(new, made(seed, 1, **{"federation-config": federation}))[0] == [(0.0, 40.0, 1)]
+    own, other = ({"file": "own.npz", "digest": digest * 16} for digest in "ab")
+    assert found(made(new, **own), made(seed, 1, **own))[0] == [(0.0, pytest.approx(30.0), 0)]
+    settings, page = found(made(new, **own), made(seed, 1, **other))
+    assert settings == [(0.0, 40.0, 1)]
+    assert f"One, A (num-supernodes=4; read own.npz {'a' * 16})." in page
+    # What was varied is no other key.
+    written = Fit(experiment, 1.0, ("momentum", "model"), (*old, new), (), runs.defaults)
+    assert [(*s.values, s.others, s.left_out) for s in written.settings()] == [
+        (0.9, "cnn2", {}, ()),
+        (0.0, "cnn2", {}, ()),
+        (0.0, new.run.about["config"]["model"], {}, ()),
+    ]
 
 
 def test_a_key_of_one_method_leaves_the_trials_of_others_in_every_setting(tmp_path: Path) -> None:
@@ -949,7 +990,7 @@ def test_a_key_of_one_method_leaves_the_trials_of_others_in_every_setting(tmp_pa
 
     def settings(*varied: str, of: list[Trial]) -> list[tuple[Any, ...]]:
         once = [trial for i, trial in enumerate(of) if trial.key not in [other.key for other in of[:i]]]
-        found = Fit(experiment, 1.0, varied, tuple(once), ()).settings()
+        found = Fit(experiment, 1.0, varied, tuple(once), (), runs.defaults).settings()
         return [(*setting.values, len(setting.measured)) for setting in found]
 
     every = [trial for lr in (0.1, 0.3) for trial in trials(lr, **{"fedprox.mu": 0.1})]
@@ -988,7 +1029,7 @@ def test_a_trial_that_the_file_of_a_fit_has_is_not_there_twice(tmp_path: Path) -
             return made
 
     for _ in range(2):
-        found = Fit.gather(experiment, 1.0, file, cast(Records, Kept()), [(setting, place)], [])
+        found = Fit.gather(experiment, 1.0, file, cast(Records, Kept()), [(setting, place)], [], runs.defaults)
         assert len(found.trials) == 1
         found.write(tmp_path)
     content = json.loads(file.read_text())
@@ -996,7 +1037,7 @@ def test_a_trial_that_the_file_of_a_fit_has_is_not_there_twice(tmp_path: Path) -
     for varied in wrong:
         file.write_text(json.dumps(content | {"varied": varied}))
         with pytest.raises(FloretError, match=r"small-fit\.json: varied: must be a list of keys; move it"):
-            Fit.gather(experiment, 1.0, file, cast(Records, Kept()), [], [])
+            Fit.gather(experiment, 1.0, file, cast(Records, Kept()), [], [], runs.defaults)
 
 
 def test_a_fit_needs_a_baseline(tmp_path: Path) -> None:
