@@ -233,8 +233,6 @@ class Runs:
         wrong = self.check(spec)
         if wrong:
             return wrong
-        # Of the code that runs, whatever is committed meanwhile.
-        code = self._commit if self.engine.warm else commit(self._app)
         folder = self.folder(spec)
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / _LOG
@@ -248,13 +246,13 @@ class Runs:
                     return f"{before} is half done; its rounds {' and '.join(otherwise)}: give the same, or remove it"
                 goes_on = _resumable(before) and not otherwise
                 resumed = _resumed(before)
-                self._start(spec, folder, code, {"resume": str(before)} if goes_on else {}, watch)
+                self._start(spec, folder, {"resume": str(before)} if goes_on else {}, watch)
                 if goes_on and _resumed(before) > resumed and not self._wanted(folder, spec):
                     return reason_of(log)  # it did go on, and was ended again; the next command goes on from there
         elif before and read_run(before).nothing_used:
-            self._start(spec, folder, code, {}, watch)
+            self._start(spec, folder, {}, watch)
         if not self._wanted(folder, spec):
-            self._start(spec, folder, code, {}, watch)
+            self._start(spec, folder, {}, watch)
         run = self._wanted(folder, spec)
         if not run:
             return reason_of(log)
@@ -262,7 +260,7 @@ class Runs:
             return f"{nothing} (see {log})"
         if not keep_models:
             shutil.rmtree(run / "checkpoints", ignore_errors=True)
-        _write(folder / _ABOUT, self._about(spec, run, code))
+        _write(folder / _ABOUT, self._about(spec, run))
         return ""
 
     def _wanted(self, folder: Path, spec: RunSpec) -> Path | None:
@@ -270,18 +268,19 @@ class Runs:
         run = _finished(folder)
         return None if run and self._exact and self._otherwise(run, spec) else run
 
-    def _start(
-        self, spec: RunSpec, folder: Path, code: str, more: Mapping[str, str], watch: Callable[[int], None]
-    ) -> None:
+    def _start(self, spec: RunSpec, folder: Path, more: Mapping[str, str], watch: Callable[[int], None]) -> None:
         earlier = _starts(folder) if "resume" in more else []
-        _write(folder / _STARTS, [*earlier, self._conditions(spec, code)])
+
+        def begins(code: str) -> None:
+            _write(folder / _STARTS, [*earlier, self._conditions(spec, code)])
+
         keys = {"round-timeout": _PATIENT, **spec.keys, "output-dir": str(folder), **more}
         values = merged(self.defaults, keys)
-        self.engine.run(keys, values, spec.federation, folder / _LOG, lambda: watch(_rounds(folder)))
+        self.engine.run(keys, values, spec.federation, folder / _LOG, lambda: watch(_rounds(folder)), begins)
 
-    def _about(self, spec: RunSpec, run: Path, code: str) -> dict[str, Any]:
+    def _about(self, spec: RunSpec, run: Path) -> dict[str, Any]:
         config = json.loads((run / "config.json").read_text(encoding="utf-8"))
-        starts = _starts(run.parent) or [self._conditions(spec, code)]
+        starts = _starts(run.parent) or [self._conditions(spec, self._commit)]
         return {
             "run": run.name,
             "config": without_places(self.config(spec)),

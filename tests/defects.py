@@ -2837,12 +2837,6 @@ DEFECTS: list[Defect] = [
             VERIFY,
         ),
         (
-            "results name a commit that did not run",
-            "code = self._commit if self.engine.warm else commit(self._app)",
-            "code = commit(self._app)",
-            f"{EXPERIMENTS}::test_results_name_the_commit_whose_code_ran",
-        ),
-        (
             "of a resumed run the first commit and machine are forgotten",
             'earlier = _starts(folder) if "resume" in more else []',
             "earlier = []",
@@ -2890,6 +2884,12 @@ DEFECTS: list[Defect] = [
     *_of(
         "evidence",
         "results/engines.py",
+        (
+            "results name a commit that did not run",
+            "begins(self._commit)",
+            "begins(commit(self._app))",
+            f"{EXPERIMENTS}::test_results_name_the_commit_whose_code_ran",
+        ),
         (
             "the engine's process has native kernels",
             "importing_from(self._app) | variables(kernels)",

@@ -27,7 +27,8 @@ from cli.main import floret
 from cli.unused_keys import without_effect
 from common.config import own_keys
 from common.errors import ConfigError, FloretError
-from common.registry import load_class
+from common.home import importing_from
+from common.registry import load_class, load_modules
 from common.run_config import default_config
 from common.versions import versions
 from data.files import sha256_of
@@ -705,9 +706,8 @@ def test_a_sweep_says_which_figures_are_of_some_of_the_clients(tmp_path: Path) -
     assert re.fullmatch(r"lr=0\.\d: accuracies are over (\d+) of (\d+) clients", said)
 
 
-def test_the_table_of_a_sweep_says_its_conditions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("results.runs.commit", lambda _: "c0ffee")
-    out = swept(tmp_path, WritingEngine(), "lr=[0.1]")
+def test_the_table_of_a_sweep_says_its_conditions(tmp_path: Path) -> None:
+    out = swept(tmp_path, WritingEngine(commit="c0ffee"), "lr=[0.1]")
     means = (
         "Accuracies in percent, means over clients in the last complete round, on each client's own test split "
         "(column validation: on its own validation split); "
@@ -717,12 +717,10 @@ def test_the_table_of_a_sweep_says_its_conditions(tmp_path: Path, monkeypatch: p
     assert line == f"{means}{given}commit: c0ffee."
     assert (tmp_path / "sweep.md").read_text().splitlines()[-1] == line
     # A run that was made before has its own commit, and several seeds a deviation.
-    monkeypatch.setattr("results.runs.commit", lambda _: "beef")
-    swept(tmp_path, WritingEngine(), "lr=[0.1]", "seed=[0, 1]")
+    swept(tmp_path, WritingEngine(commit="beef"), "lr=[0.1]", "seed=[0, 1]")
     over = "± is the standard deviation (population) over seeds; "
     line = f"{means}{over}{given}commits: c0ffee, beef."
     assert (tmp_path / "sweep.md").read_text().splitlines()[-1] == line
-    monkeypatch.setattr("results.runs.commit", lambda _: "")
     swept(tmp_path, WritingEngine(), "rounds=[1]", same="")
     line = f"{means}run config: the defaults; federation config: the default; commit: not known."
     assert (tmp_path / "sweep.md").read_text().splitlines()[-1] == line
@@ -749,7 +747,7 @@ def test_a_sweep_says_which_combinations_it_leaves_out(tmp_path: Path) -> None:
 
 def test_runs_of_other_code_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("results.runs.commit", lambda _: "c0ffee-dirty-1")
-    assert "made with commit" not in swept(tmp_path, WritingEngine()).output
+    assert "made with commit" not in swept(tmp_path, WritingEngine(commit="c0ffee-dirty-1")).output
     assert "made with commit" not in swept(tmp_path, WritingEngine()).output
     monkeypatch.setattr("results.runs.commit", lambda _: "c0ffee-dirty-2")
     again = swept(tmp_path, engine := WritingEngine())
@@ -876,7 +874,8 @@ def test_a_damaged_run_of_a_table_leaves_the_others(tmp_path: Path) -> None:
         (folder / name).write_text("[]")
     results = ExperimentResults.gather(experiment, 1.0, runs, records, planned, {})
     assert results.failed.keys() == {planned[0].key}
-    (line,) = Fit.gather(experiment, 1.0, tmp_path / "fit.json", records, [({"lr": 0.3}, planned[0])], []).failed
+    wanted = [({"lr": 0.3}, planned[0])]
+    (line,) = Fit.gather(experiment, 1.0, tmp_path / "fit.json", records, wanted, [], runs.defaults).failed
     assert line.startswith(f"{planned[0].label}, {{'lr': 0.3}}: {folder}: cannot be read (")
 
 
@@ -958,7 +957,7 @@ def test_a_setting_has_the_runs_of_its_cells_as_they_are_now(tmp_path: Path) -> 
     seed = made(trial(experiment, runs, "A", 0.4, momentum=0.0), 1)
     assert found(new, seed)[0] == [(0.0, pytest.approx(30.0), 0)]
     assert found(new, made(seed, 1, **{"federation-config": federation}))[0] == [(0.0, 40.0, 1)]
-    own, other = ({"file": "own.npz", "digest": digest * 16} for digest in "ab")
+    own, other = (dict[str, Any](file="own.npz", digest=digest * 16) for digest in "ab")
     assert found(made(new, **own), made(seed, 1, **own))[0] == [(0.0, pytest.approx(30.0), 0)]
     settings, page = found(made(new, **own), made(seed, 1, **other))
     assert settings == [(0.0, 40.0, 1)]
@@ -1485,13 +1484,59 @@ def test_results_name_the_commit_whose_code_ran(tmp_path: Path, monkeypatch: pyt
     """What is committed while runs are made is not what their processes have loaded."""
     monkeypatch.setattr("signal.signal", lambda *_: None)
     now = iter(["at the beginning", "meanwhile", "later"])
-    monkeypatch.setattr("results.runs.commit", lambda _: next(now))
-    spec = RunSpec({"method": "fedper", "rounds": 1, "local-epochs": 1}, "num-supernodes=2 init-args-num-cpus=1")
+    monkeypatch.setattr("results.engines.commit", lambda _: next(now))
+    keys = {"method": "fedper", "rounds": 1, "local-epochs": 1}
+    specs = [RunSpec(keys | {"seed": seed}, "num-supernodes=2 init-args-num-cpus=1") for seed in (0, 1)]
     runs = Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
-    assert not run_missing(runs, [Job(spec, "", lambda run: "")], keep_models=False)
-    outcome = runs.outcome(spec)
-    assert outcome is not None
-    assert outcome.about["commit"] == "at the beginning"
+    assert not run_missing(runs, [Job(spec, "", lambda run: "") for spec in specs], keep_models=False)
+    found = [outcome.about["commit"] for spec in specs if (outcome := runs.outcome(spec))]
+    assert found == ["at the beginning"] * 2
+
+
+def test_a_process_that_takes_the_place_of_another_has_the_code_of_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, told = iter(["first", "second"]), list[str]()
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nwhile read job; do echo 0; done")
+    python.chmod(0o755)
+    monkeypatch.setattr("results.engines.commit", lambda _: next(now))
+    monkeypatch.setattr("sys.executable", str(python))
+    engine = LocalEngine(ROOT)
+    for _ in range(2):
+        engine.run({}, {}, "", tmp_path / "log", lambda: None, told.append)
+    (process,) = engine._processes
+    assert process._process is not None
+    process._process.kill()
+    process._process.wait()
+    engine.run({}, {}, "", tmp_path / "log", lambda: None, told.append)
+    engine.close()
+    assert told == ["first", "first", "second"]
+
+
+def test_the_process_of_runs_has_all_methods_from_its_start() -> None:
+    """A table of hours that comes to a method later has the code that its results name."""
+    halves = [
+        f"{folder.replace('/', '.')}.{file.stem}"
+        for folder in ("strategies", "client_app/methods")
+        for file in (ROOT / folder).glob("[!_]*.py")
+    ]
+    script = "import json, sys, engine.__main__; print(json.dumps(list(sys.modules)))"
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env=importing_from(ROOT), capture_output=True, check=True, timeout=PATIENCE
+    )
+    assert len(halves) > 50
+    assert set(halves) <= set(json.loads(ended.stdout))
+
+
+def test_a_method_that_cannot_be_imported_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "halves"
+    folder.mkdir()
+    for name, text in {"__init__": "", "a": "raise ValueError", "b": "here = 1"}.items():
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    load_modules("halves")
+    assert {name for name in sys.modules if name.startswith("halves.")} == {"halves.b"}
 
 
 @pytest.mark.thorough
@@ -1504,7 +1549,7 @@ def test_results_name_each_commit_and_machine_that_a_run_was_made_with(
 
     def made(commit: str, cpu: str, stop_after: float) -> Runs:
         found = {"cpus": 2, "cpu": cpu, "gpus": []}
-        monkeypatch.setattr("results.runs.commit", lambda _: commit)
+        monkeypatch.setattr("results.engines.commit", lambda _: commit)
         monkeypatch.setattr("results.runs.machine", lambda: found)
 
         def watch(rounds: int) -> None:
