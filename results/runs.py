@@ -236,23 +236,26 @@ class Runs:
         folder = self.folder(spec)
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / _LOG
-        before = _last_run(folder)
-        if before and not (before / "summary.json").is_file():
+        before, fresh = _last_run(folder), True
+        if before and _ended(before):
+            fresh = bool(read_run(before).nothing_used)
+        elif before:
             _wait_for(before, watch)
-            if not (before / "summary.json").is_file():
-                otherwise = self._otherwise(before, spec)
-                if _resumable(before) and otherwise and not self._exact:
-                    # To go on would mix both, to begin anew would lose what there is.
-                    return f"{before} is half done; its rounds {' and '.join(otherwise)}: give the same, or remove it"
-                goes_on = _resumable(before) and not otherwise
+            otherwise = [] if _ended(before) else self._otherwise(before, spec)
+            if _resumable(before) and otherwise and not self._exact:
+                # To go on would mix both, to begin anew would lose what there is.
+                return f"{before} is half done; its rounds {' and '.join(otherwise)}: give the same, or remove it"
+            if _resumable(before) and not otherwise and not _ended(before):
                 resumed = _resumed(before)
-                self._start(spec, folder, {"resume": str(before)} if goes_on else {}, watch)
-                if goes_on and _resumed(before) > resumed and not self._wanted(folder, spec):
+                self._start(spec, folder, {"resume": str(before)}, watch)
+                if not _ended(before) and _resumed(before) > resumed:
                     return reason_of(log)  # it did go on, and was ended again; the next command goes on from there
-        elif before and read_run(before).nothing_used:
+            fresh = not _ended(before)
+        earlier = _finished(folder)
+        if fresh or not self._wanted(folder, spec):
             self._start(spec, folder, {}, watch)
-        if not self._wanted(folder, spec):
-            self._start(spec, folder, {}, watch)
+            if _finished(folder) == earlier:
+                return reason_of(log)
         run = self._wanted(folder, spec)
         if not run:
             return reason_of(log)
@@ -384,6 +387,11 @@ def _last_run(folder: Path) -> Path | None:
 def _finished(folder: Path) -> Path | None:
     runs = sorted(path.parent for path in folder.glob("*/summary.json"))
     return runs[-1] if runs else None
+
+
+def _ended(run: Path) -> bool:
+    """Return whether a run came to its end."""
+    return (run / "summary.json").is_file()
 
 
 def _is_told(folder: Path, run: Path) -> bool:

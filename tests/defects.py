@@ -2980,7 +2980,7 @@ DEFECTS: list[Defect] = [
         ),
         (
             "a run that is killed twice begins anew",
-            "if goes_on and _resumed(before) > resumed and not self._wanted(folder, spec):",
+            "if not _ended(before) and _resumed(before) > resumed:",
             "if False:",
             "tests/test_experiments.py::test_a_run_that_goes_on_and_is_killed_again_is_kept",
         ),

@@ -851,6 +851,43 @@ def test_a_run_that_cannot_be_gone_on_with_leaves_the_others(tmp_path: Path) -> 
     assert str(again.exception) == "1 of 3 runs failed; see above"
 
 
+class FailingEngine(WritingEngine):
+    """Leaves what a run leaves that fails at its start; ``said`` is in its log, with how many there were so far."""
+
+    def run(self, *args: Any) -> None:
+        """Write no more than the config."""
+        keys, values, _, log, *_, begins = args
+        begins("")
+        self.made.append(values)
+        folder = Path(keys["output-dir"]) / f"20260101-{len(self.made):06d}-failed"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"config": dict(values)}))
+        log.write_text(f"ERROR : out of memory, attempt {len(self.made)}\n")
+
+
+def test_a_run_that_fails_is_made_once(tmp_path: Path) -> None:
+    engine, spec = FailingEngine(), RunSpec({"method": "fedper", "rounds": 1}, "")
+    runs = Runs(ROOT, tmp_path, lambda *_: None, engine)
+    for attempt in (1, 2, 3):
+        # From the second on there is a folder of the one before, without a checkpoint.
+        assert runs.run(spec, lambda _: None).startswith(f"out of memory, attempt {attempt} (see ")
+        assert len(engine.made) == attempt
+
+
+def test_the_reason_of_a_failure_is_that_of_the_last_try(tmp_path: Path) -> None:
+    spec = RunSpec({"method": "fedper", "rounds": 1}, "")
+    assert not Runs(ROOT, tmp_path, lambda *_: None, WritingEngine()).run(spec, lambda _: None)
+    (file,) = tmp_path.rglob("history.jsonl")
+    line = json.loads(file.read_text())
+    for client in line["clients"].values():
+        client["trained"] = False
+    refused = [{"client": "0", "reason": "old"}]
+    file.write_text(json.dumps(line | {"refused": refused}) + "\n")
+    runs = Runs(ROOT, tmp_path, lambda *_: None, engine := FailingEngine())
+    assert runs.run(spec, lambda _: None).startswith("out of memory, attempt 1 (see ")
+    assert len(engine.made) == 1
+
+
 def test_a_slow_machine_changes_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a client whose answer took more than ``round-timeout`` would be left out of its round."""
     made: list[dict[str, Any]] = []
