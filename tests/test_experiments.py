@@ -1241,6 +1241,14 @@ def test_the_commit_of_a_run(tmp_path: Path) -> None:
     assert len({changed, other, commit(tmp_path)}) == 3
     (tmp_path / "b.py").write_text("1")
     assert commit(tmp_path) == other
+    # Of the folders that a run loads such a file is other code.
+    (tmp_path / "a.py").write_text("1")
+    assert commit(tmp_path) == clean
+    for name in ("strategies/mine.py", "client_app/methods/mine.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+        assert commit(tmp_path).startswith(f"{clean}-dirty-")
+        (tmp_path / name).unlink()
 
 
 def command(file: Path, *options: str) -> list[str]:
