@@ -57,7 +57,7 @@ def fit(file: Path, grids: tuple[str, ...], options: TableOptions) -> None:
             if (name := runs.folder(place.spec).name) in failed
         ]
         with locked(options.results, wait=True):
-            return Fit.gather(experiment, scale, path, records, planned, wrong).write(options.results)
+            return Fit.gather(experiment, scale, path, records, planned, wrong, runs.defaults).write(options.results)
 
     if not options.no_run:
         failed |= run_missing(runs, jobs, keep_models=options.keep_models, finished=write)

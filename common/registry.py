@@ -1,6 +1,8 @@
 """Classes of a method by its files' name: ``pfps-lwc`` is ``pfps_lwc.py`` in strategies and client_app.methods."""
 
 import importlib
+import pkgutil
+from contextlib import suppress
 from typing import TypeVar
 
 from common.errors import FloretError, one_line
@@ -32,3 +34,10 @@ def load_class(package: str, method: str, base: type[T]) -> type[T]:
     if len(found) != 1:
         raise FloretError(f"{file}: {needed}, it defines {', '.join(kind.__name__ for kind in found) or 'none'}")
     return found[0]
+
+
+def load_modules(package: str) -> None:
+    """Import every module of a package, so that each is as it is now; one that cannot be is left to ``load_class``."""
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        with suppress(Exception):
+            importlib.import_module(f"{package}.{module.name}")

@@ -14,10 +14,15 @@ from common.durable import open_descriptor
 from common.errors import FloretError
 from common.flower import format_log
 from common.imports import quick_imports
+from common.registry import load_modules
 
 with quick_imports():
     from engine.plan import Plan
     from engine.supervisor import WRONG, prepare, run
+
+    # All runs of this process have the code of its start, which results name, whatever is committed meanwhile.
+    for package in ("strategies", "client_app.methods"):
+        load_modules(package)
 
 log = logging.getLogger("flwr")
 

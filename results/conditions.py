@@ -12,13 +12,17 @@ from typing import Any
 
 from common.kernels import NATIVE
 
+# The folders whose modules a run loads.
+_LOADED = ("client_app", "common", "data", "engine", "models", "server_app", "strategies")
+
 
 def commit(app: Path) -> str:
     """Return the commit of the app's folder, 12 digits; empty if it is not a git checkout.
 
-    If tracked files differ, but for those below ``docs``, ``-dirty-`` and 8 digits stand behind it, which tell one
-    state of such a checkout from another: they are of what differs and of Python files that git does not know yet. No
-    run reads ``docs``, and results are written there between one run and the next.
+    If tracked files differ, but for those below ``docs``, or git does not know a Python file of those that runs load,
+    ``-dirty-`` and 8 digits stand behind it, which tell one state of such a checkout from another: they are of what
+    differs and of Python files that git does not know yet. No run reads ``docs``, and results are written there between
+    one run and the next.
     """
     git = ["git", "-C", str(app)]
     try:
@@ -36,12 +40,13 @@ def commit(app: Path) -> str:
         return ""
     different = [*git, "diff", "--binary", "HEAD", "--", ".", ":(exclude)docs"]
     changes = subprocess.run(different, capture_output=True, check=False, start_new_session=True).stdout
-    if not changes:
-        return head.stdout.strip()
     unknown = [*git, "ls-files", "--others", "--exclude-standard", "-z", "--", "*.py", ":(exclude)docs"]
-    names = subprocess.run(unknown, capture_output=True, check=False, start_new_session=True).stdout
+    listed = subprocess.run(unknown, capture_output=True, check=False, start_new_session=True).stdout
+    names = sorted(filter(None, os.fsdecode(listed).split("\0")))
+    if not changes and not any(name.partition("/")[0] in _LOADED for name in names):
+        return head.stdout.strip()
     found = hashlib.sha256(changes)
-    for name in sorted(filter(None, os.fsdecode(names).split("\0"))):
+    for name in names:
         with suppress(OSError):  # it is gone meanwhile
             found.update(os.fsencode(name) + b"\0" + (app / name).read_bytes())
     return f"{head.stdout.strip()}-dirty-{found.hexdigest()[:8]}"

@@ -21,6 +21,7 @@ from common.local_superlink import check_local_superlink, simulated_clients, use
 from common.resources import Part, Resources
 from common.run_config import as_pairs
 from common.stream import STARTED
+from results.conditions import commit
 
 # Seconds between two looks at a run.
 POLL = 0.5
@@ -33,12 +34,10 @@ class Engine(Protocol):
 
     Attributes:
         at_once: how many at a time.
-        warm: whether its processes keep the code of the app that they once loaded.
         kernels: those of its processes, one of ``common.kernels.KERNELS``; empty if it does not start them.
     """
 
     at_once: int
-    warm: bool
     kernels: str
 
     def expect(self, runs: int) -> None:
@@ -65,7 +64,13 @@ class Engine(Protocol):
         """Return whether clients of a run may have computed on GPUs."""
 
     def run(
-        self, keys: Mapping[str, Any], values: Mapping[str, Any], federation: str, log: Path, watch: Callable[[], None]
+        self,
+        keys: Mapping[str, Any],
+        values: Mapping[str, Any],
+        federation: str,
+        log: Path,
+        watch: Callable[[], None],
+        begins: Callable[[str], None],
     ) -> None:
         """Make a run to its end, or to its failure; if this program is interrupted or ``watch`` raises, stop it.
 
@@ -77,6 +82,7 @@ class Engine(Protocol):
             federation: its ``--federation-config``.
             log: where what the run prints goes.
             watch: called now and then while the run goes on.
+            begins: called just before it begins, with the commit of the code that makes it.
         """
 
     def close(self) -> None:
@@ -95,8 +101,6 @@ class LocalEngine:
         FloretError: this CPU does not have the kernels.
     """
 
-    warm = True
-
     def __init__(self, app: Path, kernels: str = NATIVE, at_once: int = 1) -> None:
         self._app, self._most = app.resolve(), at_once
         self.kernels = kernels_in_use() if kernels == NATIVE else kernels
@@ -111,7 +115,7 @@ class LocalEngine:
         self.at_once = max(1, min(self._most, runs))
         self.close()
         self._free = queue.LifoQueue()
-        self._processes = [_EngineProcess(self._environment, (i, self.at_once)) for i in range(self.at_once)]
+        self._processes = [_EngineProcess(self._app, self._environment, (i, self.at_once)) for i in range(self.at_once)]
         for process in reversed(self._processes):
             self._free.put(process)
 
@@ -130,12 +134,18 @@ class LocalEngine:
         return any(Resources.of([federation], (0, self.at_once)).gpus)
 
     def run(
-        self, keys: Mapping[str, Any], values: Mapping[str, Any], federation: str, log: Path, watch: Callable[[], None]
+        self,
+        keys: Mapping[str, Any],
+        values: Mapping[str, Any],
+        federation: str,
+        log: Path,
+        watch: Callable[[], None],
+        begins: Callable[[str], None],
     ) -> None:
         """Make a run; see ``Engine``."""
         process = self._free.get()
         try:
-            process.run({"values": values, "federation": [federation], "log": str(log)}, watch)
+            process.run({"values": values, "federation": [federation], "log": str(log)}, watch, begins)
         finally:
             self._free.put(process)
 
@@ -150,17 +160,20 @@ class _EngineProcess:
     """A process of the local engine, which is started for the first run and again after it ended.
 
     Args:
+        app: whose code runs, as it is when the process starts.
         environment: its variables.
         part: of this machine, for its runs.
     """
 
-    def __init__(self, environment: Mapping[str, str], part: Part) -> None:
-        self._environment, self._part = environment, part
+    def __init__(self, app: Path, environment: Mapping[str, str], part: Part) -> None:
+        self._app, self._environment, self._part = app, environment, part
         self._process: subprocess.Popen[str] | None = None
+        self._commit = ""
 
-    def run(self, job: Mapping[str, Any], watch: Callable[[], None]) -> None:
+    def run(self, job: Mapping[str, Any], watch: Callable[[], None], begins: Callable[[str], None]) -> None:
         """Make a run, with what ``engine.__main__`` reads of it besides its part; see ``Engine``."""
         process = self._started()
+        begins(self._commit)
         assert process.stdin is not None
         assert process.stdout is not None
         over = False
@@ -201,6 +214,7 @@ class _EngineProcess:
 
     def _started(self) -> "subprocess.Popen[str]":
         if self._process is None or self._process.poll() is not None:
+            self._commit = commit(self._app)
             # In a session of its own: an interrupt is for this program, which stops the run in good order.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "engine"],
@@ -222,7 +236,6 @@ class RayEngine:
     """
 
     at_once = 1
-    warm = False
     kernels = ""
 
     def expect(self, runs: int) -> None:
@@ -245,13 +258,20 @@ class RayEngine:
         return True
 
     def run(
-        self, keys: Mapping[str, Any], values: Mapping[str, Any], federation: str, log: Path, watch: Callable[[], None]
+        self,
+        keys: Mapping[str, Any],
+        values: Mapping[str, Any],
+        federation: str,
+        log: Path,
+        watch: Callable[[], None],
+        begins: Callable[[str], None],
     ) -> None:
         """Make a run; see ``Engine``."""
         command = ["flwr", "run", str(self._app), *([self._superlink] if self._superlink else []), "--stream"]
         if federation:
             command += ["--federation-config", federation]
         command += ["--run-config", as_pairs(keys)]
+        begins(commit(self._app))
         with open_file(log, "wb", private=False) as file:
             # In a session of its own: an interrupt is for this program, which stops the run in good order.
             process = subprocess.Popen(

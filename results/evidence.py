@@ -37,7 +37,7 @@ far*: in the columns and against the rivals that we ran, while others of the cla
 that part of the paper's rounds and samples: it shows whether an ordering is there at that size, and is listed where no
 full-size run judges the claim. A name after the scale says that the runs have other keys than the table's; they are
 not counted above. *Mixed*: held in some columns, or at one of two scales. *Undecided*: held with one seed of a column
-and not with another, and refuted in no other column."""
+and not with another, and refuted in no other column and at no other scale."""
 
 
 @dataclass(frozen=True)
@@ -434,13 +434,15 @@ def _counted(outcomes: Iterable[set[str]]) -> str:
 def _outcomes(outcomes: Iterable[set[str]]) -> dict[str, int]:
     """Return how many claims have which outcome, of their outcomes in each file of results.
 
-    Mixed are those that hold in some columns alone, or at one of two scales; undecided are others in which seeds differ
-    somewhere; held so far are those that hold, but not yet against all rivals in all columns.
+    Mixed are those that hold in some columns alone, or at one of two scales; not held are others that a file refutes;
+    undecided are the rest in which seeds differ somewhere; held so far are those that hold, but not yet against all
+    rivals in all columns.
     """
     found = list(outcomes)
-    held, broken = found.count({HELD}), found.count({NOT_HELD})
+    held = found.count({HELD})
     so_far = sum(SO_FAR in outcomes and outcomes <= {HELD, SO_FAR} for outcomes in found)
-    undecided = sum(UNDECIDED in outcomes and MIXED not in outcomes for outcomes in found)
+    broken = sum(NOT_HELD in outcomes and outcomes <= {NOT_HELD, UNDECIDED} for outcomes in found)
+    undecided = sum(UNDECIDED in outcomes and not outcomes & {MIXED, NOT_HELD} for outcomes in found)
     mixed = len(found) - held - so_far - broken - undecided
     return {HELD: held, SO_FAR: so_far, NOT_HELD: broken, UNDECIDED: undecided, MIXED: mixed}
 

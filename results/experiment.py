@@ -287,6 +287,7 @@ class Experiment:
         config: Mapping[str, Any],
         defaults: Mapping[str, Any],
         clients: int,
+        varied: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Return the keys with which a run differs from the table's, places of data aside.
 
@@ -296,15 +297,17 @@ class Experiment:
             config: of the run; a key that it lacks, which came later, had its default.
             defaults: of every key.
             clients: how many the run had; ``num-supernodes`` if the table has another number.
+            varied: keys of which the run may have any value.
         """
         row = next(row for row in self.rows if row.name == key[0])
         column = next(column for column in self.columns if column.name == key[1])
-        wanted = {**defaults, **self._spec(row, column, key[2], scale, Data("", {}, False), "", {}).keys}
+        same = {name: config[name] for name in varied if name in config and (name, config[name]) != ("dataset", "npz")}
+        wanted = {**defaults, **self._spec(row, column, key[2], scale, Data("", {}, False), "", same).keys}
         others = {"num-supernodes": clients} if clients != self._clients(row, column) else {}
         return others | {
             name: value
             for name, value in own_keys({**defaults, **config}).items()
-            if value != wanted.get(name) and name not in PLACES and (name, value) != ("dataset", "npz")
+            if value != wanted.get(name) and name not in (*PLACES, *varied) and (name, value) != ("dataset", "npz")
         }
 
     def _clients(self, row: Row, column: Column) -> int:

@@ -6,7 +6,7 @@ The paper's own method is never run here, so what is chosen is not chosen for it
 import datetime
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -14,8 +14,11 @@ from typing import Any, Self
 
 from common.durable import write_whole
 from common.errors import ConfigError, FloretError, printable
+from common.resources import clients_of_simulation
+from results.conditions import counted, other_data
 from results.experiment import Experiment, PlannedRun
 from results.measured import AS_MEASURED, READINGS, MeasuredRun, Reading, Records, dumped, loaded
+from results.runs import clients_alone
 from results.sweep import markdown
 from results.tables import environment_notes, number, stem
 from results.text import plain
@@ -54,11 +57,15 @@ class Setting:
             a method that none of them ran.
         differences: ours minus reported, in points, mean over seeds, by reading's title, then row and column.
         ours: percent, as measured, by row, mean over columns and seeds.
+        others: by row and column, the keys with which the trials of a cell differ from those that it has now.
+        left_out: trials of cells that have others, which are not averaged with those.
     """
 
     values: tuple[Any, ...]
     differences: Mapping[str, Mapping[tuple[str, str], float]]
     ours: Mapping[str, float]
+    others: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    left_out: tuple[Trial, ...] = ()
 
     def distance(self, reading: Reading = AS_MEASURED) -> float | None:
         """Return the mean over rows and columns of the absolute difference, in points; None without a number."""
@@ -91,6 +98,7 @@ class Fit:
         varied: keys that any grid had, or every run of a command.
         trials: that are done.
         failed: what could not be run and why, a line each.
+        defaults: of every key of a run.
     """
 
     experiment: Experiment
@@ -98,6 +106,7 @@ class Fit:
     varied: tuple[str, ...]
     trials: tuple[Trial, ...]
     failed: tuple[str, ...]
+    defaults: Mapping[str, Any]
 
     @classmethod
     def gather(
@@ -108,6 +117,7 @@ class Fit:
         records: Records,
         planned: Sequence[tuple[Mapping[str, Any], PlannedRun]],
         failed: Sequence[str],
+        defaults: Mapping[str, Any],
     ) -> Self:
         """Return the trials that the file has, and those of ``planned`` that are done. One that cannot be read failed.
 
@@ -118,6 +128,7 @@ class Fit:
             records: what is done.
             planned: the keys of a setting, and a run with it.
             failed: what could not be run and why.
+            defaults: of every key of a run.
 
         Raises:
             FloretError: the file of results cannot be read.
@@ -138,10 +149,14 @@ class Fit:
             trial = Trial(place.row, place.column, place.seed, run) if run else None
             if trial and all(trial.key != other.key for other in trials):
                 trials.append(trial)
-        return cls(experiment, scale, tuple(dict.fromkeys(names)), tuple(trials), tuple(dict.fromkeys(failures)))
+        keys, lines = tuple(dict.fromkeys(names)), tuple(dict.fromkeys(failures))
+        return cls(experiment, scale, keys, tuple(trials), lines, defaults)
 
     def settings(self) -> list[Setting]:
-        """Return the settings, those with most cells first, among them the nearest first."""
+        """Return the settings, those with most cells first, among them the nearest first.
+
+        Cells of which only trials with other keys than their present ones are there count after all others.
+        """
         experiment, groups = self.experiment, dict[str, list[Trial]]()
         known = {(row.name, column.name) for row in experiment.rows for column in experiment.columns}
         methods = {trial.method for trial in self.trials}
@@ -149,7 +164,12 @@ class Fit:
         for trial in (trial for trial in self.trials if (trial.row, trial.column) in known):
             groups.setdefault(json.dumps(trial.values(shared)), []).append(trial)
         settings = [self._setting(trials) for group in groups.values() for trials in self._apart(group)]
-        return sorted(settings, key=lambda setting: (-len(setting.measured), setting.distance() or 0.0))
+
+        def order(setting: Setting) -> tuple[int, int, float]:
+            present = setting.measured.keys() - setting.others.keys()
+            return -len(present), -len(setting.measured), setting.distance() or 0.0
+
+        return sorted(settings, key=order)
 
     def write(self, folder: Path) -> str:
         """Write the Markdown and the JSON file into a folder that is there, and return the Markdown."""
@@ -167,6 +187,7 @@ class Fit:
                     "cells": len(setting.measured),
                     "distance": {reading.title: setting.distance(reading) for reading in READINGS},
                     "offset": setting.offset,
+                    **({"other_keys": told} if (told := _by_row(setting)) else {}),
                 }
                 for setting in self.settings()
             ],
@@ -202,7 +223,11 @@ class Fit:
                 number(setting.distance()),
                 number(setting.offset, "+.2f"),
                 *(number(setting.distance(reading)) for reading in others),
-                *(f"{number(setting.ours.get(row))} ({number(setting.difference(row), '+.2f')})" for row in rows),
+                *(
+                    f"{number(setting.ours.get(row))} ({number(setting.difference(row), '+.2f')})"
+                    + "*" * (row in _by_row(setting))
+                    for row in rows
+                ),
             ]
             for setting, own in zip(settings, columns_of, strict=True)
         ]
@@ -218,6 +243,7 @@ class Fit:
             "*distance* is the mean over rows and columns of |ours - reported| in points, *offset* that of ours - "
             "reported; the columns after it have the distance if the same runs are read in other ways. A row's number "
             "is ours, in percent, its difference to the reported one in brackets.",
+            *self._others(settings),
             *environment_notes([trial.run.about for trial in self.trials]),
         ]
         text = [f"# {experiment.title}: settings that the paper does not print", ""]
@@ -225,6 +251,45 @@ class Fit:
         if self.failed:
             text += ["", "## Failed", "", *(f"- {line}" for line in self.failed)]
         return "\n".join(text) + "\n"
+
+    def _others(self, settings: Sequence[Setting]) -> list[str]:
+        """Return what is said of trials that are not of their cells as they are now, or not like others of them."""
+        kept = {f"{row}: {_keys(others)}": None for s in settings for (row, _), others in s.others.items()}
+        notes = [f"\\* of runs with other keys than the row has now: {'; '.join(kept)}."] if kept else []
+        lost = {id(trial): trial for setting in settings for trial in setting.left_out}
+        texts = counted(f"of {t.row}, {t.column} ({self._told(t)})" for t in lost.values())
+        return notes + ([f"Left out, since other runs stand in their cells: {'; '.join(texts)}."] if texts else [])
+
+    def _told(self, trial: Trial) -> str:
+        about = trial.run.about
+        texts = [_keys(others)] if (others := self._other_keys(trial)) else []
+        read = [f"read {about['file'] or 'files'}" + f" {about['digest'] or ''}".rstrip()] if about["file"] else []
+        return "; ".join([*texts, about["federation-config"] or "the default federation", *read])
+
+    def _other_keys(self, trial: Trial) -> dict[str, Any]:
+        """Return the keys, but for the varied ones, with which a trial differs from what its cell is now."""
+        about, key = trial.run.about, (trial.row, trial.column, trial.seed)
+        clients = clients_of_simulation([about["federation-config"]]) or trial.run.clients
+        return self.experiment.other_keys(key, self.scale, about["config"], self.defaults, clients, self.varied)
+
+    def _alike(self, trials: Sequence[Trial]) -> tuple[list[Trial], dict[str, Any]]:
+        """Return which trials of a cell are averaged, and the keys with which they differ from what it is now.
+
+        They are like the last of those that do not differ, or else like the last one, also in their clients and data.
+        """
+        others = {id(trial): self._other_keys(trial) for trial in trials}
+        last = ([trial for trial in trials if not others[id(trial)]] or trials)[-1]
+
+        def like(trial: Trial) -> bool:
+            about, wanted = trial.run.about, last.run.about
+            read, had = (one["file"] or "" for one in (about, wanted))
+            return (
+                others[id(trial)] == others[id(last)]
+                and clients_alone(about["federation-config"]) == clients_alone(wanted["federation-config"])
+                and not other_data(read, about["digest"], had, wanted["digest"])
+            )
+
+        return [trial for trial in trials if like(trial)], others[id(last)]
 
     def _size(self) -> str:
         said = f"{self.scale:g} of the rounds and samples of the paper's setting" if self.scale < 1 else "At full size"
@@ -250,9 +315,12 @@ class Fit:
         when = {row.name: row.when for row in experiment.rows}
         reported = experiment.reported()
         cells = sorted({(trial.row, trial.column) for trial in trials})
+        alike = {cell: self._alike([t for t in trials if (t.row, t.column) == cell]) for cell in cells}
+        taken = {id(trial) for found, _ in alike.values() for trial in found}
+        others = {cell: keys for cell, (_, keys) in alike.items() if keys}
 
         def ours(row: str, column: str, reading: Reading) -> float | None:
-            values = [t.run.read(reading, when[row]) for t in trials if (t.row, t.column) == (row, column)]
+            values = [trial.run.read(reading, when[row]) for trial in alike[row, column][0]]
             measured = [value for value in values if value is not None]
             return 100 * mean(measured) if measured else None
 
@@ -272,7 +340,20 @@ class Fit:
             next((value for trial in trials if (value := trial.values([key])[0]) is not None), None)
             for key in self.varied
         ]
-        return Setting(tuple(shown), differences, means)
+        left_out = tuple(trial for trial in trials if id(trial) not in taken)
+        return Setting(tuple(shown), differences, means, others, left_out)
+
+
+def _keys(others: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {json.dumps(value)}" for key, value in sorted(others.items()))
+
+
+def _by_row(setting: Setting) -> dict[str, dict[str, Any]]:
+    """Return the keys with which the trials of a row differ from those that it has now, in any column."""
+    found = dict[str, dict[str, Any]]()
+    for (row, _), others in setting.others.items():
+        found.setdefault(row, {}).update(others)
+    return found
 
 
 def failure(place: PlannedRun, setting: Mapping[str, Any], reason: str) -> str:

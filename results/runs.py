@@ -233,31 +233,31 @@ class Runs:
         wrong = self.check(spec)
         if wrong:
             return wrong
-        # Of the code that runs, whatever is committed meanwhile.
-        code = self._commit if self.engine.warm else commit(self._app)
         folder = self.folder(spec)
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / _LOG
         for lock in folder.glob("*/.lock"):
             with suppress(FileNotFoundError):  # one that nobody joined takes its directory away
                 _wait_for(lock.parent, watch)  # it may be so new that it has no config.json yet
-        before = _last_run(folder)
-        if before and not (before / "summary.json").is_file():
-            _wait_for(before, watch)
-            if not (before / "summary.json").is_file():
-                otherwise = self._otherwise(before, spec)
-                if _resumable(before) and otherwise and not self._exact:
-                    # To go on would mix both, to begin anew would lose what there is.
-                    return f"{before} is half done; its rounds {' and '.join(otherwise)}: give the same, or remove it"
-                goes_on = _resumable(before) and not otherwise
+        before, fresh = _last_run(folder), True
+        if before and _ended(before):
+            fresh = bool(read_run(before).nothing_used)
+        elif before:
+            otherwise = self._otherwise(before, spec)
+            if _resumable(before) and otherwise and not self._exact:
+                # To go on would mix both, to begin anew would lose what there is.
+                return f"{before} is half done; its rounds {' and '.join(otherwise)}: give the same, or remove it"
+            if _resumable(before) and not otherwise:
                 resumed = _resumed(before)
-                self._start(spec, folder, code, {"resume": str(before)} if goes_on else {}, watch)
-                if goes_on and _resumed(before) > resumed and not self._wanted(folder, spec):
+                self._start(spec, folder, {"resume": str(before)}, watch)
+                if not _ended(before) and _resumed(before) > resumed:
                     return reason_of(log)  # it did go on, and was ended again; the next command goes on from there
-        elif before and read_run(before).nothing_used:
-            self._start(spec, folder, code, {}, watch)
-        if not self._wanted(folder, spec):
-            self._start(spec, folder, code, {}, watch)
+            fresh = not _ended(before)
+        earlier = _finished(folder)
+        if fresh or not self._wanted(folder, spec):
+            self._start(spec, folder, {}, watch)
+            if _finished(folder) == earlier:
+                return reason_of(log)
         run = self._wanted(folder, spec)
         if not run:
             return reason_of(log)
@@ -265,7 +265,7 @@ class Runs:
             return f"{nothing} (see {log})"
         if not keep_models:
             shutil.rmtree(run / "checkpoints", ignore_errors=True)
-        _write(folder / _ABOUT, self._about(spec, run, code))
+        _write(folder / _ABOUT, self._about(spec, run))
         return ""
 
     def _wanted(self, folder: Path, spec: RunSpec) -> Path | None:
@@ -273,18 +273,19 @@ class Runs:
         run = _finished(folder)
         return None if run and self._exact and self._otherwise(run, spec) else run
 
-    def _start(
-        self, spec: RunSpec, folder: Path, code: str, more: Mapping[str, str], watch: Callable[[int], None]
-    ) -> None:
+    def _start(self, spec: RunSpec, folder: Path, more: Mapping[str, str], watch: Callable[[int], None]) -> None:
         earlier = _starts(folder) if "resume" in more else []
-        _write(folder / _STARTS, [*earlier, self._conditions(spec, code)])
+
+        def begins(code: str) -> None:
+            _write(folder / _STARTS, [*earlier, self._conditions(spec, code)])
+
         keys = {"round-timeout": _PATIENT, **spec.keys, "output-dir": str(folder), **more}
         values = merged(self.defaults, keys)
-        self.engine.run(keys, values, spec.federation, folder / _LOG, lambda: watch(_rounds(folder)))
+        self.engine.run(keys, values, spec.federation, folder / _LOG, lambda: watch(_rounds(folder)), begins)
 
-    def _about(self, spec: RunSpec, run: Path, code: str) -> dict[str, Any]:
+    def _about(self, spec: RunSpec, run: Path) -> dict[str, Any]:
         config = json.loads((run / "config.json").read_text(encoding="utf-8"))
-        starts = _starts(run.parent) or [self._conditions(spec, code)]
+        starts = _starts(run.parent) or [self._conditions(spec, self._commit)]
         return {
             "run": run.name,
             "config": without_places(self.config(spec)),
@@ -390,6 +391,11 @@ def _last_run(folder: Path) -> Path | None:
 def _finished(folder: Path) -> Path | None:
     runs = sorted(path.parent for path in folder.glob("*/summary.json"))
     return runs[-1] if runs else None
+
+
+def _ended(run: Path) -> bool:
+    """Return whether a run came to its end."""
+    return (run / "summary.json").is_file()
 
 
 def _is_told(folder: Path, run: Path) -> bool:

@@ -2743,8 +2743,8 @@ DEFECTS: list[Defect] = [
         ),
         (
             "a claim held at one scale and broken at another is held",
-            "found.count({HELD}), found.count({NOT_HELD})",
-            "sum(HELD in outcomes for outcomes in found), found.count({NOT_HELD})",
+            "held = found.count({HELD})",
+            "held = sum(HELD in outcomes for outcomes in found)",
             f"{EVIDENCE} tests/test_docs.py",
         ),
         (
@@ -2837,12 +2837,6 @@ DEFECTS: list[Defect] = [
             VERIFY,
         ),
         (
-            "results name a commit that did not run",
-            "code = self._commit if self.engine.warm else commit(self._app)",
-            "code = commit(self._app)",
-            f"{EXPERIMENTS}::test_results_name_the_commit_whose_code_ran",
-        ),
-        (
             "of a resumed run the first commit and machine are forgotten",
             'earlier = _starts(folder) if "resume" in more else []',
             "earlier = []",
@@ -2890,6 +2884,12 @@ DEFECTS: list[Defect] = [
     *_of(
         "evidence",
         "results/engines.py",
+        (
+            "results name a commit that did not run",
+            "begins(self._commit)",
+            "begins(commit(self._app))",
+            f"{EXPERIMENTS}::test_results_name_the_commit_whose_code_ran",
+        ),
         (
             "the engine's process has native kernels",
             "importing_from(self._app) | variables(kernels)",
@@ -2980,7 +2980,7 @@ DEFECTS: list[Defect] = [
         ),
         (
             "a run that is killed twice begins anew",
-            "if goes_on and _resumed(before) > resumed and not self._wanted(folder, spec):",
+            "if not _ended(before) and _resumed(before) > resumed:",
             "if False:",
             "tests/test_experiments.py::test_a_run_that_goes_on_and_is_killed_again_is_kept",
         ),
@@ -3016,8 +3016,8 @@ DEFECTS: list[Defect] = [
         "results/fit.py",
         (
             "the nearest setting is the one of fewest cells",
-            "(-len(setting.measured), setting.distance() or 0.0)",
-            "(len(setting.measured), setting.distance() or 0.0)",
+            "return -len(present), -len(setting.measured), setting.distance() or 0.0",
+            "return len(present), len(setting.measured), setting.distance() or 0.0",
             EXPERIMENTS,
         ),
         ("differences of two signs cancel in the distance", "mean(map(abs, found))", "abs(mean(found))", EXPERIMENTS),
@@ -5663,8 +5663,8 @@ DEFECTS: list[Defect] = [
         "results/evidence.py",
         (
             "what is mixed at one scale and undecided at another is undecided",
-            "UNDECIDED in outcomes and MIXED not in outcomes",
-            "UNDECIDED in outcomes",
+            "UNDECIDED in outcomes and not outcomes & {MIXED, NOT_HELD}",
+            "UNDECIDED in outcomes and not outcomes & {NOT_HELD}",
             "tests/test_evidence.py::test_a_claim_that_holds_at_one_scale_alone_is_mixed",
         ),
     ),

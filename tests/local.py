@@ -33,7 +33,7 @@ class Local:
         before = folders(output)
         log = Path(tempfile.mkdtemp(prefix="log-", dir=output.parent)) / "log.txt"
         federation = f"num-supernodes={clients} init-args-num-cpus=2"
-        self._engine.run({}, values, federation, log, lambda: None)
+        self._engine.run({}, values, federation, log, lambda: None, lambda commit: None)
         new = folders(output) - before
         text = log.read_text()
         directory = new.pop() if new else max(before, default=None)

@@ -225,6 +225,18 @@ def test_a_claim_that_holds_at_one_scale_alone_is_mixed(tmp_path: Path) -> None:
     assert "1 undecided, 1 mixed)" in Evidence.read(tmp_path, place, ROOT).summary()
 
 
+def test_a_claim_that_a_scale_refutes_is_not_undecided(tmp_path: Path) -> None:
+    place = tables(tmp_path)
+    write(tmp_path, {("Base", "A"): [0.5], ("Mine", "A"): [0.4]}, scale=0.5)
+    write(tmp_path, {("Base", "A"): [0.5, 0.5], ("Mine", "A"): [0.4, 0.7]}, scale=0.1)
+    not_held = "scaled down 2 are judged (0 held, 0 held so far, 2 not held, 0 undecided, 0 mixed)."
+    assert Evidence.read(tmp_path, place, ROOT).summary().endswith(not_held)
+    # It holds at a third scale.
+    write(tmp_path, {("Base", "A"): [0.5], ("Mine", "A"): [0.6]}, scale=0.2)
+    mixed = "scaled down 2 are judged (0 held, 0 held so far, 0 not held, 0 undecided, 2 mixed)."
+    assert Evidence.read(tmp_path, place, ROOT).summary().endswith(mixed)
+
+
 def test_a_scaled_run_is_listed_where_no_full_one_judges(tmp_path: Path) -> None:
     place = tables(tmp_path)
     everything = CELLS | {("Other", "B"): [0.1]}

@@ -27,7 +27,8 @@ from cli.main import floret
 from cli.unused_keys import without_effect
 from common.config import own_keys
 from common.errors import ConfigError, FloretError
-from common.registry import load_class
+from common.home import importing_from
+from common.registry import load_class, load_modules
 from common.run_config import default_config
 from common.versions import versions
 from data.files import sha256_of
@@ -771,7 +772,7 @@ def test_pages_of_somebody_elses_results_are_printable(tmp_path: Path) -> None:
     failed = ExperimentResults(experiment, 1.0, {}, (place,), {place.key: code})
     assert "".join(failed.markdown().split()).isprintable()
     trial = Trial(place.row, place.column, 0, odd)
-    fit = Fit(experiment, 1.0, (code,), (trial,), ())
+    fit = Fit(experiment, 1.0, (code,), (trial,), (), runs.defaults)
     assert "".join(fit.markdown().split()).isprintable()
 
 
@@ -837,9 +838,8 @@ def test_a_sweep_says_which_figures_are_of_some_of_the_clients(tmp_path: Path) -
     assert re.fullmatch(r"lr=0\.\d: accuracies are over (\d+) of (\d+) clients", said)
 
 
-def test_the_table_of_a_sweep_says_its_conditions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("results.runs.commit", lambda _: "c0ffee")
-    out = swept(tmp_path, WritingEngine(), "lr=[0.1]")
+def test_the_table_of_a_sweep_says_its_conditions(tmp_path: Path) -> None:
+    out = swept(tmp_path, WritingEngine(commit="c0ffee"), "lr=[0.1]")
     means = (
         "Accuracies in percent, means over clients in the last complete round, on each client's own test split "
         "(column validation: on its own validation split); "
@@ -849,12 +849,10 @@ def test_the_table_of_a_sweep_says_its_conditions(tmp_path: Path, monkeypatch: p
     assert line == f"{means}{given}commit: c0ffee."
     assert (tmp_path / "sweep.md").read_text().splitlines()[-1] == line
     # A run that was made before has its own commit, and several seeds a deviation.
-    monkeypatch.setattr("results.runs.commit", lambda _: "beef")
-    swept(tmp_path, WritingEngine(), "lr=[0.1]", "seed=[0, 1]")
+    swept(tmp_path, WritingEngine(commit="beef"), "lr=[0.1]", "seed=[0, 1]")
     over = "± is the standard deviation (population) over seeds; "
     line = f"{means}{over}{given}commits: c0ffee, beef."
     assert (tmp_path / "sweep.md").read_text().splitlines()[-1] == line
-    monkeypatch.setattr("results.runs.commit", lambda _: "")
     swept(tmp_path, WritingEngine(), "rounds=[1]", same="")
     line = f"{means}run config: the defaults; federation config: the default; commit: not known."
     assert (tmp_path / "sweep.md").read_text().splitlines()[-1] == line
@@ -881,7 +879,7 @@ def test_a_sweep_says_which_combinations_it_leaves_out(tmp_path: Path) -> None:
 
 def test_runs_of_other_code_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("results.runs.commit", lambda _: "c0ffee-dirty-1")
-    assert "made with commit" not in swept(tmp_path, WritingEngine()).output
+    assert "made with commit" not in swept(tmp_path, WritingEngine(commit="c0ffee-dirty-1")).output
     assert "made with commit" not in swept(tmp_path, WritingEngine()).output
     monkeypatch.setattr("results.runs.commit", lambda _: "c0ffee-dirty-2")
     again = swept(tmp_path, engine := WritingEngine())
@@ -985,6 +983,43 @@ def test_a_run_that_cannot_be_gone_on_with_leaves_the_others(tmp_path: Path) -> 
     assert str(again.exception) == "1 of 3 runs failed; see above"
 
 
+class FailingEngine(WritingEngine):
+    """Leaves what a run leaves that fails at its start; ``said`` is in its log, with how many there were so far."""
+
+    def run(self, *args: Any) -> None:
+        """Write no more than the config."""
+        keys, values, _, log, *_, begins = args
+        begins("")
+        self.made.append(values)
+        folder = Path(keys["output-dir"]) / f"20260101-{len(self.made):06d}-failed"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"config": dict(values)}))
+        log.write_text(f"ERROR : out of memory, attempt {len(self.made)}\n")
+
+
+def test_a_run_that_fails_is_made_once(tmp_path: Path) -> None:
+    engine, spec = FailingEngine(), RunSpec({"method": "fedper", "rounds": 1}, "")
+    runs = Runs(ROOT, tmp_path, lambda *_: None, engine)
+    for attempt in (1, 2, 3):
+        # From the second on there is a folder of the one before, without a checkpoint.
+        assert runs.run(spec, lambda _: None).startswith(f"out of memory, attempt {attempt} (see ")
+        assert len(engine.made) == attempt
+
+
+def test_the_reason_of_a_failure_is_that_of_the_last_try(tmp_path: Path) -> None:
+    spec = RunSpec({"method": "fedper", "rounds": 1}, "")
+    assert not Runs(ROOT, tmp_path, lambda *_: None, WritingEngine()).run(spec, lambda _: None)
+    (file,) = tmp_path.rglob("history.jsonl")
+    line = json.loads(file.read_text())
+    for client in line["clients"].values():
+        client["trained"] = False
+    refused = [{"client": "0", "reason": "old"}]
+    file.write_text(json.dumps(line | {"refused": refused}) + "\n")
+    runs = Runs(ROOT, tmp_path, lambda *_: None, engine := FailingEngine())
+    assert runs.run(spec, lambda _: None).startswith("out of memory, attempt 1 (see ")
+    assert len(engine.made) == 1
+
+
 def test_a_slow_machine_changes_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a client whose answer took more than ``round-timeout`` would be left out of its round."""
     made: list[dict[str, Any]] = []
@@ -1008,7 +1043,8 @@ def test_a_damaged_run_of_a_table_leaves_the_others(tmp_path: Path) -> None:
         (folder / name).write_text("[]")
     results = ExperimentResults.gather(experiment, 1.0, runs, records, planned, {})
     assert results.failed.keys() == {planned[0].key}
-    (line,) = Fit.gather(experiment, 1.0, tmp_path / "fit.json", records, [({"lr": 0.3}, planned[0])], []).failed
+    wanted = [({"lr": 0.3}, planned[0])]
+    (line,) = Fit.gather(experiment, 1.0, tmp_path / "fit.json", records, wanted, [], runs.defaults).failed
     assert line.startswith(f"{planned[0].label}, {{'lr': 0.3}}: {folder}: cannot be read (")
 
 
@@ -1040,27 +1076,68 @@ def test_settings_are_judged_by_the_baselines_alone(tmp_path: Path) -> None:
         *(trial(experiment, runs, "A", 0.49, momentum=0.9), trial(experiment, runs, "B", 0.6, momentum=0.9)),
         trial(experiment, runs, "A", 0.5, momentum=0.5),
     ]
-    found = Fit(experiment, 1.0, ("momentum",), tuple(trials), ("One | A: why",)).settings()
+    found = Fit(experiment, 1.0, ("momentum",), tuple(trials), ("One | A: why",), runs.defaults).settings()
     # The one with a single cell is last, though it is nearest.
     assert [setting.values for setting in found] == [(0.9,), (0.0,), (0.5,)]
     assert [setting.distance() for setting in found] == pytest.approx([0.75, 6.0, 0.0])
     assert [setting.offset for setting in found] == pytest.approx([-0.75, -4.0, 0.0])
     assert found[1].ours["One"] == pytest.approx(51.25)
-    text = Fit(experiment, 1.0, ("momentum",), tuple(trials), ("One | A: why",)).markdown()
+    text = Fit(experiment, 1.0, ("momentum",), tuple(trials), ("One | A: why",), runs.defaults).markdown()
     # After training it has 90 in both columns: 40 and 29.5 above.
     assert "| momentum | cells | columns | distance | offset | all rows after training | One |" in text
     assert "| 0.9 | 2 | A; B | 0.75 | -0.75 | 34.75 | 54.50 (-0.75) |" in text
     assert "| 0.5 | 1 | A | 0.00 | +0.00 | 40.00 | 50.00 (+0.00) |" in text
     # Settings that all have the same columns need not say which.
-    assert "| momentum | cells | distance |" in Fit(experiment, 1.0, ("momentum",), tuple(trials[:4]), ()).markdown()
+    same = Fit(experiment, 1.0, ("momentum",), tuple(trials[:4]), (), runs.defaults)
+    assert "| momentum | cells | distance |" in same.markdown()
     assert "- One | A: why" in text
     assert "- One: before local training." in text
     assert "- At full size." in text
     # Runs of fewer rounds than the paper's are another setting, and the page does not call them full size.
     trials += [trial(experiment, runs, "A", 0.4, momentum=0.9, rounds=3)]
-    fewer = Fit(experiment, 1.0, ("momentum", "rounds"), tuple(trials), ())
+    fewer = Fit(experiment, 1.0, ("momentum", "rounds"), tuple(trials), (), runs.defaults)
     assert [setting.values for setting in fewer.settings()] == [(0.9, 50), (0.0, 50), (0.5, 50), (0.9, 3)]
     assert "- At full size, but for rounds: see the table." in fewer.markdown()
+
+
+def test_a_setting_has_the_runs_of_its_cells_as_they_are_now(tmp_path: Path) -> None:
+    experiment, runs = fitted(tmp_path)
+
+    def found(*trials: Trial) -> tuple[list[tuple[Any, ...]], str]:
+        fit = Fit(experiment, 1.0, ("momentum",), trials, (), runs.defaults)
+        return [(*s.values, s.ours["One"], len(s.left_out)) for s in fit.settings()], fit.markdown()
+
+    def made(trial: Trial, seed: int = 0, **about: Any) -> Trial:
+        config = {**trial.run.about["config"], "seed": seed}
+        return replace(trial, seed=seed, run=replace(trial.run, about={**trial.run.about, "config": config, **about}))
+
+    # The file had another network when the first two were run.
+    old = [trial(experiment, runs, "A", before, momentum=m, model="cnn2") for m, before in ((0.0, 0.8), (0.9, 0.5))]
+    new = trial(experiment, runs, "A", 0.2, momentum=0.0)
+    settings, page = found(*old, new)
+    assert settings == [(0.0, 20.0, 1), (0.9, 50.0, 0)]  # the nearer one has no run of now
+    assert "| 0 | 1 | 30.00 | -30.00 | 40.00 | 20.00 (-30.00) |" in page
+    assert "| 0.9 | 1 | 0.00 | +0.00 | 40.00 | 50.00 (+0.00)* |" in page
+    assert '- \\* of runs with other keys than the row has now: One: model = "cnn2".' in page
+    left = '1 of these runs of One, A (model = "cnn2"; num-supernodes=4)'
+    assert f"- Left out, since other runs stand in their cells: {left}." in page
+    # Seeds are averaged, other clients or data are not.
+    federation = "num-supernodes=4 client-resources-num-cpus=2"
+    seed = made(trial(experiment, runs, "A", 0.4, momentum=0.0), 1)
+    assert found(new, seed)[0] == [(0.0, pytest.approx(30.0), 0)]
+    assert found(new, made(seed, 1, **{"federation-config": federation}))[0] == [(0.0, 40.0, 1)]
+    own, other = (dict[str, Any](file="own.npz", digest=digest * 16) for digest in "ab")
+    assert found(made(new, **own), made(seed, 1, **own))[0] == [(0.0, pytest.approx(30.0), 0)]
+    settings, page = found(made(new, **own), made(seed, 1, **other))
+    assert settings == [(0.0, 40.0, 1)]
+    assert f"One, A (num-supernodes=4; read own.npz {'a' * 16})." in page
+    # What was varied is no other key.
+    written = Fit(experiment, 1.0, ("momentum", "model"), (*old, new), (), runs.defaults)
+    assert [(*s.values, s.others, s.left_out) for s in written.settings()] == [
+        (0.9, "cnn2", {}, ()),
+        (0.0, "cnn2", {}, ()),
+        (0.0, new.run.about["config"]["model"], {}, ()),
+    ]
 
 
 def test_a_key_of_one_method_leaves_the_trials_of_others_in_every_setting(tmp_path: Path) -> None:
@@ -1081,7 +1158,7 @@ def test_a_key_of_one_method_leaves_the_trials_of_others_in_every_setting(tmp_pa
 
     def settings(*varied: str, of: list[Trial]) -> list[tuple[Any, ...]]:
         once = [trial for i, trial in enumerate(of) if trial.key not in [other.key for other in of[:i]]]
-        found = Fit(experiment, 1.0, varied, tuple(once), ()).settings()
+        found = Fit(experiment, 1.0, varied, tuple(once), (), runs.defaults).settings()
         return [(*setting.values, len(setting.measured)) for setting in found]
 
     every = [trial for lr in (0.1, 0.3) for trial in trials(lr, **{"fedprox.mu": 0.1})]
@@ -1120,7 +1197,7 @@ def test_a_trial_that_the_file_of_a_fit_has_is_not_there_twice(tmp_path: Path) -
             return made
 
     for _ in range(2):
-        found = Fit.gather(experiment, 1.0, file, cast(Records, Kept()), [(setting, place)], [])
+        found = Fit.gather(experiment, 1.0, file, cast(Records, Kept()), [(setting, place)], [], runs.defaults)
         assert len(found.trials) == 1
         found.write(tmp_path)
     content = json.loads(file.read_text())
@@ -1128,7 +1205,7 @@ def test_a_trial_that_the_file_of_a_fit_has_is_not_there_twice(tmp_path: Path) -
     for varied in wrong:
         file.write_text(json.dumps(content | {"varied": varied}))
         with pytest.raises(FloretError, match=r"small-fit\.json: varied: must be a list of keys; move it"):
-            Fit.gather(experiment, 1.0, file, cast(Records, Kept()), [], [])
+            Fit.gather(experiment, 1.0, file, cast(Records, Kept()), [], [], runs.defaults)
 
 
 def test_a_fit_needs_a_baseline(tmp_path: Path) -> None:
@@ -1296,6 +1373,14 @@ def test_the_commit_of_a_run(tmp_path: Path) -> None:
     assert len({changed, other, commit(tmp_path)}) == 3
     (tmp_path / "b.py").write_text("1")
     assert commit(tmp_path) == other
+    # Of the folders that a run loads such a file is other code.
+    (tmp_path / "a.py").write_text("1")
+    assert commit(tmp_path) == clean
+    for name in ("strategies/mine.py", "client_app/methods/mine.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+        assert commit(tmp_path).startswith(f"{clean}-dirty-")
+        (tmp_path / name).unlink()
 
 
 def command(file: Path, *options: str) -> list[str]:
@@ -1576,13 +1661,59 @@ def test_results_name_the_commit_whose_code_ran(tmp_path: Path, monkeypatch: pyt
     """What is committed while runs are made is not what their processes have loaded."""
     monkeypatch.setattr("signal.signal", lambda *_: None)
     now = iter(["at the beginning", "meanwhile", "later"])
-    monkeypatch.setattr("results.runs.commit", lambda _: next(now))
-    spec = RunSpec({"method": "fedper", "rounds": 1, "local-epochs": 1}, "num-supernodes=2 init-args-num-cpus=1")
+    monkeypatch.setattr("results.engines.commit", lambda _: next(now))
+    keys = {"method": "fedper", "rounds": 1, "local-epochs": 1}
+    specs = [RunSpec(keys | {"seed": seed}, "num-supernodes=2 init-args-num-cpus=1") for seed in (0, 1)]
     runs = Runs(ROOT, tmp_path, check_run, LocalEngine(ROOT))
-    assert not run_missing(runs, [Job(spec, "", lambda run: "")], keep_models=False)
-    outcome = runs.outcome(spec)
-    assert outcome is not None
-    assert outcome.about["commit"] == "at the beginning"
+    assert not run_missing(runs, [Job(spec, "", lambda run: "") for spec in specs], keep_models=False)
+    found = [outcome.about["commit"] for spec in specs if (outcome := runs.outcome(spec))]
+    assert found == ["at the beginning"] * 2
+
+
+def test_a_process_that_takes_the_place_of_another_has_the_code_of_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, told = iter(["first", "second"]), list[str]()
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nwhile read job; do echo 0; done")
+    python.chmod(0o755)
+    monkeypatch.setattr("results.engines.commit", lambda _: next(now))
+    monkeypatch.setattr("sys.executable", str(python))
+    engine = LocalEngine(ROOT)
+    for _ in range(2):
+        engine.run({}, {}, "", tmp_path / "log", lambda: None, told.append)
+    (process,) = engine._processes
+    assert process._process is not None
+    process._process.kill()
+    process._process.wait()
+    engine.run({}, {}, "", tmp_path / "log", lambda: None, told.append)
+    engine.close()
+    assert told == ["first", "first", "second"]
+
+
+def test_the_process_of_runs_has_all_methods_from_its_start() -> None:
+    """A table of hours that comes to a method later has the code that its results name."""
+    halves = [
+        f"{folder.replace('/', '.')}.{file.stem}"
+        for folder in ("strategies", "client_app/methods")
+        for file in (ROOT / folder).glob("[!_]*.py")
+    ]
+    script = "import json, sys, engine.__main__; print(json.dumps(list(sys.modules)))"
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env=importing_from(ROOT), capture_output=True, check=True, timeout=PATIENCE
+    )
+    assert len(halves) > 50
+    assert set(halves) <= set(json.loads(ended.stdout))
+
+
+def test_a_method_that_cannot_be_imported_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "halves"
+    folder.mkdir()
+    for name, text in {"__init__": "", "a": "raise ValueError", "b": "here = 1"}.items():
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    load_modules("halves")
+    assert {name for name in sys.modules if name.startswith("halves.")} == {"halves.b"}
 
 
 @pytest.mark.thorough
@@ -1595,7 +1726,7 @@ def test_results_name_each_commit_and_machine_that_a_run_was_made_with(
 
     def made(commit: str, cpu: str, stop_after: float) -> Runs:
         found = {"cpus": 2, "cpu": cpu, "gpus": []}
-        monkeypatch.setattr("results.runs.commit", lambda _: commit)
+        monkeypatch.setattr("results.engines.commit", lambda _: commit)
         monkeypatch.setattr("results.runs.machine", lambda: found)
 
         def watch(rounds: int) -> None:
@@ -1698,7 +1829,9 @@ def test_a_run_that_has_only_begun_is_waited_for(tmp_path: Path) -> None:
 
     def end(_: int) -> None:
         keys = {"output-dir": str(elsewhere)}
-        WritingEngine().run(keys, runs.config(spec), spec.federation, elsewhere / "log.txt", lambda: None)
+        WritingEngine().run(
+            keys, runs.config(spec), spec.federation, elsewhere / "log.txt", lambda: None, lambda _: None
+        )
         for file in next(elsewhere.iterdir()).iterdir():
             file.rename(begun / file.name)
         lock.close()

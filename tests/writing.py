@@ -16,16 +16,19 @@ class WritingEngine:
         kernels: which its runs say.
         after: accuracy of all clients after training.
         digest: of the data that its runs say they read.
+        commit: of the code that makes them.
 
     Attributes:
         made: the values of the run config of each run that it made.
     """
 
-    at_once, warm = 1, False
+    at_once = 1
 
-    def __init__(self, kernels: str = "native", after: float = 0.5, digest: str | None = None) -> None:
+    def __init__(
+        self, kernels: str = "native", after: float = 0.5, digest: str | None = None, commit: str = ""
+    ) -> None:
         self.kernels, self.made = kernels, list[Mapping[str, Any]]()
-        self._after, self._digest = after, digest
+        self._after, self._digest, self._commit = after, digest, commit
 
     def expect(self, runs: int) -> None:
         """Do nothing."""
@@ -45,9 +48,16 @@ class WritingEngine:
         return False
 
     def run(
-        self, keys: Mapping[str, Any], values: Mapping[str, Any], federation: str, log: Path, watch: Callable[[], None]
+        self,
+        keys: Mapping[str, Any],
+        values: Mapping[str, Any],
+        federation: str,
+        log: Path,
+        watch: Callable[[], None],
+        begins: Callable[[str], None],
     ) -> None:
         """Write a run directory."""
+        begins(self._commit)
         self.made.append(values)
         before = len(list(Path(keys["output-dir"]).iterdir()))
         folder = Path(keys["output-dir"]) / f"20260101-{before:06d}-{values['method']}-digits-seed0-000000"
