@@ -211,7 +211,7 @@ class Records:
             FloretError: there are others.
         """
         wanted = tuple(specs)
-        others = self._own - {self._runs.folder(spec).name for spec in wanted}
+        others = self._own - {self._runs.identity(spec) for spec in wanted}
         if others:
             runs = [self._known[name].about for name in sorted(others)]
             keys = min((self._runs.differences(run, spec) for run in runs for spec in wanted), key=len, default=[])
@@ -224,7 +224,7 @@ class Records:
 
     def kept(self, spec: RunSpec) -> MeasuredRun | None:
         """Return the run that the table's file of results, or one beside it, had; None if none had it."""
-        name = self._runs.folder(spec).name
+        name = self._runs.identity(spec)
         return self._known[name] if name in self._kept else None
 
     def get(self, spec: RunSpec, when: str) -> MeasuredRun | None:
@@ -233,7 +233,7 @@ class Records:
         Raises:
             FloretError: a file of the run cannot be read.
         """
-        name = self._runs.folder(spec).name
+        name = self._runs.identity(spec)
         if name not in self._known:
             outcome = self._runs.outcome(spec)
             if outcome is None:
@@ -358,7 +358,7 @@ def loaded(
 
 
 def _shared(file: Path, window: int, runs: Runs) -> dict[str, MeasuredRun]:
-    """Return the runs of other files of results in the same folder, by the name of a run's folder.
+    """Return the runs of other files of results in the same folder, by their ``identity``.
 
     Files of something else, and those that average another number of rounds, are passed over; of one that cannot be
     read a line says so.
@@ -403,7 +403,8 @@ def _loaded(entry: Json, content: Json) -> MeasuredRun:
 
 
 def _has(config: Mapping[str, Any], key: str, value: Any) -> bool:
-    return key in config and config[key] == value
+    # 1 is not 1.0 here: the file is to say what it was given.
+    return key in config and config[key] == value and type(config[key]) is type(value)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

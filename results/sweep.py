@@ -70,7 +70,7 @@ class Sweep:
 
         0, too, if there is none that can be read: what ``write`` leaves out of it is not known then.
         """
-        wanted = {runs.folder(spec).name for _, spec in self.runs}
+        wanted = {runs.identity(spec) for _, spec in self.runs}
         try:
             entries = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))["runs"]
             measured = [entry["about"] for entry in entries if entry.get("summary") and "about" in entry]
