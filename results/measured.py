@@ -17,7 +17,7 @@ from common.errors import FloretError
 from common.kernels import NATIVE
 from common.run_config import merged
 from results.conditions import counted, other_data, other_kernels
-from results.history import History, Json, Traffic, is_number
+from results.history import History, Json, Traffic, is_number, whole
 from results.runs import Outcome, Runs, RunSpec, check_about, digest_of, npz_name
 
 log = logging.getLogger("flwr")
@@ -112,6 +112,7 @@ class MeasuredRun:
         refused: number of replies.
         about: the conditions it ran under, see ``results.runs.Outcome``; ``config`` without other methods' keys;
             ``file`` and ``digest`` are None, too, if the file of results does not say, as older ones do not.
+        ended_after: its last round if that came before the last one planned, because ``privacy.epsilon`` was spent.
     """
 
     accuracies: Mapping[str, Accuracies]
@@ -122,6 +123,7 @@ class MeasuredRun:
     seconds: float | None
     refused: int
     about: Mapping[str, Any]
+    ended_after: int | None = None
 
     @classmethod
     def of(cls, outcome: Outcome, when: str, window: int) -> Self:
@@ -145,6 +147,7 @@ class MeasuredRun:
                 **{key: outcome.about[key] for key in (*_ABOUT, *ENVIRONMENT)},
                 "config": own_keys(outcome.about["config"]),
             },
+            ended_after=run.ended_after,
         )
 
     @property
@@ -265,6 +268,16 @@ def made_with_others(runs: Iterable[MeasuredRun], kernels: str) -> list[str]:
     return counted(text for run in runs for text in other_kernels(run.kernels, kernels))
 
 
+def ended_early(runs: Iterable[tuple[str, MeasuredRun]]) -> list[str]:
+    """Return a sentence that names the runs, given with their names, that ended before their last round; or nothing."""
+    found = [
+        f"{run.ended_after} of {run.about['config']['rounds']} rounds of {name}"
+        for name, run in runs
+        if run.ended_after is not None
+    ]
+    return [f"Ended where privacy.epsilon was spent: {'; '.join(found)}."] if found else []
+
+
 def thin_curve(history: History, when: str) -> tuple[tuple[int, float | None, float | None], ...]:
     """Return number and accuracies of complete rounds; of a long run every so many, and the last."""
     rounds = history.complete_rounds(when)
@@ -304,6 +317,7 @@ def dumped(runs: Sequence[tuple[Json, MeasuredRun | None]], window: int) -> Json
                 "bytes": run.bytes.to_json(),
                 "seconds": run.seconds,
                 "refused": run.refused,
+                **({} if run.ended_after is None else {"ended_after": run.ended_after}),
                 "config": {key: value for key, value in run.about["config"].items() if key not in same},
                 "environment": environments.index(environment),
                 **{key: run.about[key] for key in _ABOUT if key != "digest" or run.about[key]},
@@ -399,6 +413,7 @@ def _loaded(entry: Json, content: Json) -> MeasuredRun:
         seconds=entry["seconds"],
         refused=int(entry["refused"]),
         about=about | {"config": config},
+        ended_after=None if entry.get("ended_after") is None else whole(entry["ended_after"]),
     )
 
 

@@ -716,6 +716,26 @@ def test_a_damaged_run_of_a_sweep_leaves_the_others(tmp_path: Path, name: str, c
     assert line in html.unescape((tmp_path / "sweep.html").read_text())
 
 
+def test_runs_that_their_budget_ended_are_named(tmp_path: Path) -> None:
+    assert swept(tmp_path, WritingEngine(), "lr=[0.1, 0.2]", same='method="fedper" rounds=3').exit_code == 1
+    for file in tmp_path.rglob("summary.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"ended_after": 1}))
+    assert swept(tmp_path, WritingEngine(), "lr=[0.1, 0.2]", same='method="fedper" rounds=3').exit_code == 0
+    said = (tmp_path / "sweep.md").read_text().splitlines()
+    assert "lr=0.1: ended where privacy.epsilon was spent: 1 of 3 rounds" in said
+    assert [run["ended_after"] for run in json.loads((tmp_path / "sweep.json").read_text())["runs"]] == [1, 1]
+
+    experiment, runs = read(tmp_path), Runs(ROOT, tmp_path, lambda *_: None, WritingEngine())
+    planned = experiment.planned_runs([0], 1, Data("", {}, False), "", {})
+    measured = {place.key: done(place, runs, 0.5, 0.6) for place in planned}
+    key = planned[0].key
+    measured[key] = replace(measured[key], ended_after=7)
+    results = ExperimentResults(experiment, 1.0, measured, tuple(planned), {})
+    assert "- Ended where privacy.epsilon was spent: 7 of 50 rounds of One, A, seed 0." in results.write(tmp_path)
+    kept = [run.ended_after for _, run in loaded(tmp_path / "small.json")[1]]
+    assert kept == [7, *[None] * (len(planned) - 1)]
+
+
 def test_a_sweep_says_which_figures_are_of_some_of_the_clients(tmp_path: Path) -> None:
     assert swept(tmp_path, WritingEngine()).exit_code == 0
     assert "accuracies are over" not in (tmp_path / "sweep.md").read_text()
