@@ -15,6 +15,7 @@ from common.errors import FloretError
 from common.run_config import default_config
 from results.evidence_chart import Group, Line, picture
 from results.experiment import Claim, Experiment, Verdict, shared_means
+from results.history import is_number
 from results.measured import MeasuredRun, loaded
 from results.ranking import half_interval
 from results.tables import ExperimentResults, number, other_keys
@@ -85,9 +86,12 @@ class TableResult:
             FloretError: it is something else, or not of this table and scale.
         """
         content, kept = loaded(path, experiment.window(scale))
-        if (content.get("experiment"), content.get("scale")) != (experiment.stem, scale):
-            said = f"{content.get('experiment')} at scale {content.get('scale')}"
+        told = content.get("scale")
+        # To the digits that a name has.
+        if content.get("experiment") != experiment.stem or not is_number(told) or f"{told:g}" != f"{scale:g}":
+            said = f"{content.get('experiment')} at scale {told}"
             raise FloretError(f"{path}: has results of {said}; its name must begin with those")
+        scale = told
         known = {(row.name, column.name) for row in experiment.rows for column in experiment.columns}
         runs = dict[tuple[str, str, int], MeasuredRun]()
         for entry, run in kept:
@@ -152,6 +156,16 @@ class TableResult:
         """Return the margins of the paper's own method, the table's headline, over its rivals."""
         columns, own = self.experiment.columns, self.experiment.headline
         return [m for column in columns if own and (m := self.margin(own, self.rivals, column.name))]
+
+    @property
+    def lacking(self) -> str:
+        """What is missing for a ``lead``; empty if there is one."""
+        own, ran = self.experiment.headline, {row for row, _, _ in self.results.runs}
+        if self.lead():
+            return ""
+        if not own:
+            return "its file does not name the paper's own method (own)"
+        return f"{own} was not run" if own not in ran else f"{own} was run in no column with a seed of a rival"
 
     def lines(self) -> tuple[Line, ...]:
         """Return the same for the picture."""
@@ -296,7 +310,9 @@ class Evidence:
             tables = [experiment for stem, experiment in self.experiments.items() if _paper(stem) == paper]
             name, page = short_title(tables[0]).partition(",")[0], f"{paper}.md"
             link = f"[{name}]({page})" if (self.folder / page).is_file() else name
-            results = [r for r in self.results if r.experiment in tables and not r.variant and r.lead()]
+            ran = [result for result in self.results if result.experiment in tables]
+            own_keys = [result for result in ran if not result.variant]
+            results = [result for result in own_keys if result.lead()] or own_keys
             outcomes: dict[tuple[str, Claim], set[str]] = {}
             for finding in findings:
                 if finding.result.experiment in tables:
@@ -305,12 +321,15 @@ class Evidence:
             said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count) or "none judged"
             judged = f"{said}, of {sum(len(table.claims) for table in tables)}"
             if not results:
-                lines.append(_row(link, "not run", "-", "-", judged))
+                lines.append(_row(link, "run with other keys alone" if ran else "not run", "-", "-", judged))
                 continue
             largest = max(results, key=lambda result: (result.results.scale, -result.experiment.table))
             margins, experiment = largest.lead(), largest.experiment
-            ran = largest.conditions(margins, len(experiment.columns), len(largest.rivals))
-            place = f"[Table {experiment.table}]({largest.name}.md); {ran}"
+            place = f"[Table {experiment.table}]({largest.name}.md); "
+            if largest.lacking:
+                lines.append(_row(link, f"{place}{largest.size}; {largest.lacking}", "-", "-", judged))
+                continue
+            place += largest.conditions(margins, len(experiment.columns), len(largest.rivals))
             lines.append(_row(link, place, _span([margin.reported for margin in margins]), _ours(margins), judged))
         return lines
 

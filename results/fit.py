@@ -17,7 +17,7 @@ from common.errors import ConfigError, FloretError, printable
 from common.resources import clients_of_simulation
 from results.conditions import counted, other_data
 from results.experiment import Experiment, PlannedRun
-from results.measured import AS_MEASURED, READINGS, MeasuredRun, Reading, Records, dumped, loaded
+from results.measured import AS_MEASURED, READINGS, MeasuredRun, Reading, Records, dumped, ended_early, loaded
 from results.runs import clients_alone
 from results.sweep import markdown
 from results.tables import environment_notes, number, stem
@@ -244,6 +244,7 @@ class Fit:
             "reported; the columns after it have the distance if the same runs are read in other ways. A row's number "
             "is ours, in percent, its difference to the reported one in brackets.",
             *self._others(settings),
+            *ended_early((f"{t.row}, {t.column}, seed {t.seed} ({self._told(t)})", t.run) for t in self.trials),
             *environment_notes([trial.run.about for trial in self.trials]),
         ]
         text = [f"# {experiment.title}: settings that the paper does not print", ""]

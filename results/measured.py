@@ -118,6 +118,7 @@ class MeasuredRun:
         refused: number of replies.
         about: the conditions it ran under, see ``results.runs.Outcome``; ``config`` without other methods' keys;
             ``file`` and ``digest`` are None, too, if the file of results does not say, as older ones do not.
+        ended_after: its last round if that came before the last one planned, because ``privacy.epsilon`` was spent.
     """
 
     accuracies: Mapping[str, Accuracies]
@@ -128,6 +129,7 @@ class MeasuredRun:
     seconds: float | None
     refused: int
     about: Mapping[str, Any]
+    ended_after: int | None = None
 
     @classmethod
     def of(cls, outcome: Outcome, when: str, window: int) -> Self:
@@ -151,6 +153,7 @@ class MeasuredRun:
                 **{key: outcome.about[key] for key in (*_ABOUT, *ENVIRONMENT)},
                 "config": own_keys(outcome.about["config"]),
             },
+            ended_after=run.ended_after,
         )
 
     @property
@@ -217,7 +220,7 @@ class Records:
             FloretError: there are others.
         """
         wanted = tuple(specs)
-        others = self._own - {self._runs.folder(spec).name for spec in wanted}
+        others = self._own - {self._runs.identity(spec) for spec in wanted}
         if others:
             runs = [self._known[name].about for name in sorted(others)]
             keys = min((self._runs.differences(run, spec) for run in runs for spec in wanted), key=len, default=[])
@@ -230,7 +233,7 @@ class Records:
 
     def kept(self, spec: RunSpec) -> MeasuredRun | None:
         """Return the run that the table's file of results, or one beside it, had; None if none had it."""
-        name = self._runs.folder(spec).name
+        name = self._runs.identity(spec)
         return self._known[name] if name in self._kept else None
 
     def get(self, spec: RunSpec, when: str) -> MeasuredRun | None:
@@ -239,7 +242,7 @@ class Records:
         Raises:
             FloretError: a file of the run cannot be read.
         """
-        name = self._runs.folder(spec).name
+        name = self._runs.identity(spec)
         if name not in self._known:
             outcome = self._runs.outcome(spec)
             if outcome is None:
@@ -269,6 +272,16 @@ def other_files(runs: Iterable[tuple[MeasuredRun, RunSpec]], defaults: Mapping[s
 def made_with_others(runs: Iterable[MeasuredRun], kernels: str) -> list[str]:
     """Return a text if some runs were made with other kernels than these, which are empty if they are not known."""
     return counted(text for run in runs for text in other_kernels(run.kernels, kernels))
+
+
+def ended_early(runs: Iterable[tuple[str, MeasuredRun]]) -> list[str]:
+    """Return a sentence that names the runs, given with their names, that ended before their last round; or nothing."""
+    found = [
+        f"{run.ended_after} of {run.about['config']['rounds']} rounds of {name}"
+        for name, run in runs
+        if run.ended_after is not None
+    ]
+    return [f"Ended where privacy.epsilon was spent: {'; '.join(found)}."] if found else []
 
 
 def thin_curve(history: History, when: str) -> tuple[tuple[int, float | None, float | None], ...]:
@@ -310,6 +323,7 @@ def dumped(runs: Sequence[tuple[Json, MeasuredRun | None]], window: int) -> Json
                 "bytes": run.bytes.to_json(),
                 "seconds": run.seconds,
                 "refused": run.refused,
+                **({} if run.ended_after is None else {"ended_after": run.ended_after}),
                 "config": {key: value for key, value in run.about["config"].items() if key not in same},
                 "environment": environments.index(environment),
                 **{key: run.about[key] for key in _ABOUT if key != "digest" or run.about[key]},
@@ -367,7 +381,7 @@ def loaded(
 
 
 def _shared(file: Path, window: int, runs: Runs) -> dict[str, MeasuredRun]:
-    """Return the runs of other files of results in the same folder, by the name of a run's folder.
+    """Return the runs of other files of results in the same folder, by their ``identity``.
 
     Files of something else, and those that average another number of rounds, are passed over; of one that cannot be
     read a line says so.
@@ -408,6 +422,7 @@ def _loaded(entry: Json, content: Json) -> MeasuredRun:
         seconds=entry["seconds"],
         refused=_count(entry["refused"]),
         about=about | {"config": config},
+        ended_after=None if entry.get("ended_after") is None else whole(entry["ended_after"]),
     )
 
 
@@ -419,7 +434,8 @@ def _count(value: Any) -> int:
 
 
 def _has(config: Mapping[str, Any], key: str, value: Any) -> bool:
-    return key in config and config[key] == value
+    # 1 is not 1.0 here: the file is to say what it was given.
+    return key in config and config[key] == value and type(config[key]) is type(value)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

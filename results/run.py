@@ -189,17 +189,21 @@ class Run:
     @property
     def fewer_rounds(self) -> str | None:
         """Such as ``"unfinished: 7 of 20 rounds"``; None if there are all that were planned."""
-        if self.finished and self.last_round >= self.planned_rounds:
+        whole = self.finished and not self.cut_short
+        if whole and self.last_round >= self.planned_rounds:
             return None
+        if self.finished and not whole and self.last_round >= self.history.planned:
+            return f"its history lacks rounds: it has {len(self.rounds)} of {self.planned_rounds} rounds"
         why = "unfinished"
         if self.finished:
-            why = "its history lacks its end" if self.cut_short else "ended where privacy.epsilon was spent"
+            why = "ended where privacy.epsilon was spent" if whole else "its history lacks its end"
         return f"{why}: {self.last_round} of {self.planned_rounds} rounds"
 
     @property
     def cut_short(self) -> bool:
         """Whether the run finished, and its history has not all that it wrote."""
-        return self.finished and self.last_round < self.history.planned
+        planned = self.history.planned
+        return self.finished and sum(0 < line.round <= planned for line in self.rounds) < planned
 
     @property
     def nothing_used(self) -> str | None:

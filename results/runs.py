@@ -108,6 +108,8 @@ class Runs:
         self.defaults = default_config(app)
         self._folder = output.resolve() / _FOLDER
         self._commit = commit(app)
+        # Of the folders of runs, by the name that their keys give as they are.
+        self._names = dict[str, str]()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -134,13 +136,32 @@ class Runs:
     def folder(self, spec: RunSpec) -> Path:
         """Return the folder of a run.
 
-        Its name depends on all keys but those of other methods, of places and of real nodes, and on the clients.
+        Its name depends on all keys but those of other methods, of places and of real nodes, and on the clients. A
+        value such as 1 gives another name than 1.0, but not another folder if there is one of either.
         """
-        return self._folder / self._name(self.config(spec), spec.federation)
+        config = self.config(spec)
+        name = self._name(config, spec.federation)
+        if name not in self._names:
+            whole = {key: int(v) for key, v in spec.keys.items() if isinstance(v, float) and v.is_integer()}
+            alike = [config, self._typed(config), config | whole]
+            names = [self._name(each, spec.federation) for each in alike]
+            self._names[name] = next((one for one in names if (self._folder / one).is_dir()), name)
+        return self._folder / self._names[name]
+
+    def identity(self, spec: RunSpec) -> str:
+        """Return what is the same for all runs that compute the same."""
+        return self._name(self._typed(self.config(spec)), spec.federation)
 
     def recorded(self, about: Mapping[str, Any]) -> str:
-        """Return the name of the folder of a run whose ``about`` was kept; keys that it lacks had their defaults."""
-        return self._name({**self.defaults, **about["config"]}, about["federation-config"])
+        """Return the ``identity`` of a run whose ``about`` was kept; keys that it lacks had their defaults."""
+        return self._name(self._typed({**self.defaults, **about["config"]}), about["federation-config"])
+
+    def _typed(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a config in which whole numbers are floats where the defaults are, as a run reads them."""
+        return {
+            key: float(value) if type(value) is int and isinstance(self.defaults.get(key), float) else value
+            for key, value in config.items()
+        }
 
     def differences(self, about: Mapping[str, Any], spec: RunSpec) -> list[str]:
         """Return a text for each key, and the federation config, in which a run whose ``about`` was kept is another."""

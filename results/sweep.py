@@ -70,7 +70,7 @@ class Sweep:
 
         0, too, if there is none that can be read: what ``write`` leaves out of it is not known then.
         """
-        wanted = {runs.folder(spec).name for _, spec in self.runs}
+        wanted = {runs.identity(spec) for _, spec in self.runs}
         try:
             entries = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))["runs"]
             measured = [entry["about"] for entry in entries if entry.get("summary") and "about" in entry]
@@ -121,11 +121,21 @@ class Sweep:
             if outcome and summary:
                 commits[str(outcome.about["commit"])] = None
             measured.append((keys, summary))
-            entries.append({"keys": keys, "summary": summary, **({"about": outcome.about} if outcome else {})})
+            ended = outcome.run.ended_after if outcome else None
+            entries.append(
+                {
+                    "keys": keys,
+                    "summary": summary,
+                    **({} if ended is None else {"ended_after": ended}),
+                    **({"about": outcome.about} if outcome else {}),
+                }
+            )
             if summary is None:
                 notes.append(f"{self._label(keys)} is not in the table: {reason or 'it measured no accuracy'}")
             elif outcome and (over := outcome.run.over(outcome.run.history.last_complete())):
                 notes.append(f"{self._label(keys)}: accuracies are over {over}")
+            if outcome and ended is not None:
+                notes.append(f"{self._label(keys)}: {outcome.run.fewer_rounds}")
         notes = [printable(note) for note in notes]
         found = rows(measured, self.varied)
         head = [*(key for key in self.varied if key != "seed"), *HEAD]

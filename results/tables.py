@@ -12,7 +12,7 @@ from common.durable import write_whole
 from common.errors import FloretError, printable
 from common.resources import clients_of_simulation
 from results.experiment import CellNumbers, Claim, Experiment, PlannedRun, Verdict
-from results.measured import AS_MEASURED, READINGS, MeasuredRun, Reading, Records, dumped
+from results.measured import AS_MEASURED, READINGS, MeasuredRun, Reading, Records, dumped, ended_early
 from results.runs import Runs
 from results.text import cells
 
@@ -217,6 +217,7 @@ class ExperimentResults:
         ]
         if refused:
             notes.append(f"Replies that were refused, and so are in no aggregate: {'; '.join(refused)}.")
+        notes += ended_early((f"{row}, {column}, seed {seed}", run) for (row, column, seed), run in self.runs.items())
         total = sum(run.seconds or 0.0 for run in self.runs.values())
         seeds = ", ".join(map(str, self.seeds()))
         notes.append(f"{len(self.runs)} of {len(self.planned)} runs (seeds {seeds}), {total / 60:.0f} minutes of runs.")

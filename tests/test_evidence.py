@@ -322,6 +322,32 @@ def test_a_line_for_each_paper(tmp_path: Path) -> None:
     ]
 
 
+def test_what_is_missing_for_the_line_of_a_paper_is_told(tmp_path: Path) -> None:
+    place = tables(tmp_path)
+
+    def line(cells: Cells, **options: Any) -> str:
+        path = write(tmp_path, cells, **options)
+        (told,) = Evidence.read(tmp_path, place, ROOT).papers()[2:]
+        path.unlink()
+        return told.split(" | ")[1]
+
+    assert line({("Base", "A"): [0.5]}) == "[Table 1](small.md); full size; Mine was not run"
+    alone: Cells = {("Mine", "A"): [0.5], ("Base", "B"): [0.5]}
+    said = "Mine was run in no column with a seed of a rival"
+    assert line(alone) == f"[Table 1](small.md); full size; {said}"
+    assert line(CELLS, variant="own-keys") == "run with other keys alone"
+    nameless = TABLE.copy()
+    del nameless["own"]
+    (place / "small.yaml").write_text(yaml.safe_dump(nameless), encoding="utf-8")
+    assert line(CELLS) == "[Table 1](small.md); full size; its file does not name the paper's own method (own)"
+
+
+def test_a_scale_of_more_digits_than_a_name_has_is_read(tmp_path: Path) -> None:
+    place = tables(tmp_path)
+    assert write(tmp_path, scale=0.3333333).name == "small-scale0.333333.json"
+    assert "scaled down 2 are judged" in Evidence.read(tmp_path, place, ROOT).summary()
+
+
 def test_runs_with_other_keys_are_known_by_their_configs(tmp_path: Path) -> None:
     place = tables(tmp_path)
     path = write(tmp_path, keys={"rounds": 30, "momentum": 0.5})

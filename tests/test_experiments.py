@@ -426,6 +426,33 @@ def test_a_run_is_the_same_wherever_its_data_are(tmp_path: Path) -> None:
     assert runs.folder(here) == runs.folder(RunSpec({**here.keys, "return-timeout": 5.0}, here.federation))
 
 
+def test_one_is_one_with_and_without_a_point(tmp_path: Path) -> None:
+    columns = [{"name": "A", "config": {"alpha": 1}}, {"name": "B", "config": {"alpha": 1.0, "local-epochs": 2}}]
+    experiment = read(tmp_path, columns=columns)
+    runs = Runs(ROOT, tmp_path, lambda *_: None, engine := WritingEngine())
+    planned = experiment.planned_runs([0], 1, Data("", {}, False), "", {})
+    measured = {place.key: done(place, runs, 0.5, 0.6) for place in planned}
+    ExperimentResults(experiment, 1.0, measured, tuple(planned), {}).write(tmp_path)
+    # What a file of results has is what it was given, and counts for either.
+    records = Records(runs, tmp_path / "small.json", experiment.window(1))
+    for given in (1, 1.0):
+        same = experiment.planned_runs([0], 1, Data("", {}, False), "", {"alpha": given})
+        records.need(place.spec for place in same)
+        assert all(records.kept(place.spec) for place in same)
+    assert {type(run.about["config"]["alpha"]) for _, run in loaded(tmp_path / "small.json")[1]} == {int, float}
+    # A folder of either is gone on with; without one each has its own name, as ever.
+    one, other = (RunSpec({"method": "fedper", "rounds": 1, "alpha": alpha}, "") for alpha in (1, 1.0))
+    assert runs.folder(one) != runs.folder(other)
+    assert runs.identity(one) == runs.identity(other)
+    assert runs.differences({"config": runs.config(one), "federation-config": ""}, other) == []
+    for first, second in ((one, other), (other, one)):
+        runs = Runs(ROOT, tmp_path / str(first.keys["alpha"]), lambda *_: None, engine)
+        assert not runs.run(first, lambda _: None)
+        again = Runs(ROOT, tmp_path / str(first.keys["alpha"]), lambda *_: None, engine)
+        assert again.done(second)
+        assert again.folder(second) == runs.folder(first)
+
+
 def test_only_some_runs(tmp_path: Path) -> None:
     placed = read(tmp_path).planned_runs([0], 1, Data("", {}, False), "", {})
     assert [(p.row, p.column) for p in selected([placed], ["two"])[0]] == [("Two", "A"), ("Two", "B")]
@@ -819,6 +846,26 @@ def test_a_damaged_run_of_a_sweep_leaves_the_others(tmp_path: Path, name: str, c
     assert (tmp_path / "sweep.md").read_text().splitlines()[-3].startswith(line)
     assert line in again.output
     assert line in html.unescape((tmp_path / "sweep.html").read_text())
+
+
+def test_runs_that_their_budget_ended_are_named(tmp_path: Path) -> None:
+    assert swept(tmp_path, WritingEngine(), "lr=[0.1, 0.2]", same='method="fedper" rounds=3').exit_code == 1
+    for file in tmp_path.rglob("summary.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"ended_after": 1}))
+    assert swept(tmp_path, WritingEngine(), "lr=[0.1, 0.2]", same='method="fedper" rounds=3').exit_code == 0
+    said = (tmp_path / "sweep.md").read_text().splitlines()
+    assert "lr=0.1: ended where privacy.epsilon was spent: 1 of 3 rounds" in said
+    assert [run["ended_after"] for run in json.loads((tmp_path / "sweep.json").read_text())["runs"]] == [1, 1]
+
+    experiment, runs = read(tmp_path), Runs(ROOT, tmp_path, lambda *_: None, WritingEngine())
+    planned = experiment.planned_runs([0], 1, Data("", {}, False), "", {})
+    measured = {place.key: done(place, runs, 0.5, 0.6) for place in planned}
+    key = planned[0].key
+    measured[key] = replace(measured[key], ended_after=7)
+    results = ExperimentResults(experiment, 1.0, measured, tuple(planned), {})
+    assert "- Ended where privacy.epsilon was spent: 7 of 50 rounds of One, A, seed 0." in results.write(tmp_path)
+    kept = [run.ended_after for _, run in loaded(tmp_path / "small.json")[1]]
+    assert kept == [7, *[None] * (len(planned) - 1)]
 
 
 def test_a_sweep_says_which_figures_are_of_some_of_the_clients(tmp_path: Path) -> None:

@@ -603,6 +603,17 @@ def test_a_comparison_says_which_history_lacks_its_end(tmp_path: Path) -> None:
     assert "pfakd, seed 1: its history lacks its end: 0 of 6 rounds" in lines
 
 
+def test_a_history_that_lacks_rounds_in_the_middle_is_not_whole(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    assert not read_run(run).cut_short
+    lines = (run / "history.jsonl").read_text().splitlines(keepends=True)
+    (run / "history.jsonl").write_text("".join(lines[:2] + lines[4:]))
+    lacking = read_run(run)
+    assert [line.round for line in lacking.rounds] == [1, 2, 5, 6]
+    assert lacking.cut_short
+    assert lacking.fewer_rounds == "its history lacks rounds: it has 4 of 6 rounds"
+
+
 def never_used(directory: Path) -> Path:
     """Rewrite a run's history as if every reply had been refused."""
     lines = [json.loads(line) for line in (directory / "history.jsonl").read_text().splitlines()]
