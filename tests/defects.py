@@ -4167,8 +4167,8 @@ DEFECTS: list[Defect] = [
         "docker/health.py",
         (
             "a container's health check keeps the brackets of an IPv6 address",
-            '(host.strip("[]"), int(port))',
-            "(host, int(port))",
+            'host = name.strip("[]")',
+            "host = name",
             "tests/test_supernode.py::test_a_container_is_healthy_when_what_it_needs_can_be_reached",
         ),
     ),
