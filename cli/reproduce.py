@@ -37,6 +37,9 @@ def reproduce(files: tuple[Path, ...], report: bool, options: TableOptions) -> N
     from results.measured import Records
     from results.tables import ExperimentResults, stem
 
+    stems = [file.stem for file in files]
+    if twice := next((file for i, file in enumerate(files) if file.stem in stems[:i]), None):
+        raise FloretError(f"{twice}: another FILE is named {twice.stem}, too, and results go by it; give one of them")
     scale, runs = options.scale, options.runs()
     experiments = [Experiment.read(file) for file in files]
     records = [

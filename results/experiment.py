@@ -650,9 +650,15 @@ class _Reader:
         for name in [table["higher"], *self._list(table["than"], f"{key}.than")]:
             if name not in names:
                 self._fail(key, f"{name!r} is not a row{nearest(str(name), names)}")
+        if not table["than"]:
+            self._fail(f"{key}.than", "must name a row at least")
+        if table["higher"] in table["than"]:
+            self._fail(f"{key}.than", f"{table['higher']!r} is the row that is higher; name others")
+        self._distinct(table["than"], f"{key}.than")
         for name in self._list(table.get("columns", []), f"{key}.columns"):
             if name not in places:
                 self._fail(key, f"{name!r} is not a column{nearest(str(name), places)}")
+        self._distinct(table.get("columns", []), f"{key}.columns")
         by = table.get("by", 0.0)
         if not isinstance(by, int | float) or isinstance(by, bool) or not abs(by) <= 100:
             self._fail(f"{key}.by", "must be points, from -100 to 100")

@@ -89,11 +89,12 @@ class Recorded:
                 raise ConfigError(
                     f"--data {name}={where['data-dir']}: the run {self.place.label} read {name} itself; give its folder"
                 )
-        federation = self.place.spec.federation
+        federation, device = self.place.spec.federation, {}
         if not count_gpus():
             federation = clients_alone(federation)
+            device = {"device": "cpu"} if str(config.get("device", "")).startswith("cuda") else {}
         # Where a run was does not count: a file may come from anywhere, and what is there is the user's.
-        spec = RunSpec({**without_places(config), **where, "download": data.download}, federation)
+        spec = RunSpec({**without_places(config), **where, **device, "download": data.download}, federation)
         return replace(self, place=replace(self.place, spec=spec))
 
 
@@ -105,7 +106,7 @@ class Comparison:
         compared: how many numbers the file has.
         first: the first round that differs, with the old and the new accuracies, a text; empty if none does.
         differences: a text for each number that differs over rounds: its name, old and new.
-        elsewhere: what of data file, commit, machine and versions is not the same, a text each.
+        elsewhere: what of data file, device, commit, machine and versions is not the same, a text each.
         same_data: whether both tell which content their data had, and had the same.
     """
 
@@ -175,12 +176,14 @@ def _elsewhere(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     says: dict[str, Callable[[Any], Json]] = {"commit": lambda value: {"commit": value}}
     what, key = ("SHA-256 of the data", "digest") if old["digest"] and new["digest"] else ("data", "file")
     found = [f"{what}: {old[key]} then, {new[key]} now"] if old[key] and old[key] != new[key] else []
+    then, now = (about["config"].get("device") for about in (old, new))
+    found += [f"device: {then} then, {now} now"] if then and then != now else []
     for key in ENVIRONMENT:
-        then, now = (says.get(key, dict)(about[key]) for about in (old, new))
+        had, has = (says.get(key, dict)(about[key]) for about in (old, new))
         found += [
-            f"{name}: {then.get(name, 'not known')} then, {now.get(name, 'not known')} now"
-            for name in dict.fromkeys([*then, *now])
-            if then.get(name) != now.get(name)
+            f"{name}: {had.get(name, 'not known')} then, {has.get(name, 'not known')} now"
+            for name in dict.fromkeys([*had, *has])
+            if had.get(name) != has.get(name)
         ]
     return found
 

@@ -224,6 +224,19 @@ def read(tmp_path: Path, **changes: Any) -> Experiment:
         ({"config": {"seed": 1}}, "config: seed is set by the command, not by the file"),
         ({"config": {"dataset": "cifar", "rounds": 1}}, "dataset: 'cifar' must be one of digits, mnist"),
         ({"claims": [{"text": "x", "higher": "Tow", "than": []}]}, "'Tow' is not a row (did you mean 'Two'?)"),
+        ({"claims": [{"text": "x", "higher": "Two", "than": []}]}, "claims[0].than: must name a row at least"),
+        (
+            {"claims": [{"text": "x", "higher": "Two", "than": ["Two", "One"]}]},
+            "claims[0].than: 'Two' is the row that is higher; name others",
+        ),
+        (
+            {"claims": [{"text": "x", "higher": "Two", "than": ["One", "One"]}]},
+            "claims[0].than: 'One' is there twice",
+        ),
+        (
+            {"claims": [{"text": "x", "higher": "Two", "than": ["One"], "columns": ["A", "A"]}]},
+            "claims[0].columns: 'A' is there twice",
+        ),
         ({"columns": [{"name": "A", "config": {}} for _ in range(2)]}, "columns: 'A' is there twice"),
         ({"own": ["fedper"]}, "own: must be text"),
         ({"title": "A\x1b]0;x\x07"}, r"title: 'A\x1b]0;x\x07' has signs that cannot be printed; leave them out"),
@@ -2097,6 +2110,16 @@ def test_what_a_scale_and_a_measure_need_is_checked_first(
     assert isinstance(ended.exception, ConfigError)
     assert str(ended.exception).startswith(f"real, One, IID: {line}")
     assert "\n" not in str(ended.exception)
+
+
+def test_two_tables_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    files = [written(folder / "small.yaml", small()) for folder in (tmp_path, tmp_path / "other")]
+    result = CliRunner().invoke(floret, ["reproduce", *map(str, files), "-o", str(tmp_path / "out"), "--no-run"])
+    assert isinstance(result.exception, FloretError)
+    line = f"{files[1]}: another FILE is named small, too, and results go by it; give one of them"
+    assert str(result.exception) == line
+    assert not (tmp_path / "out").exists()
 
 
 class Interrupted:

@@ -82,11 +82,16 @@ def test_a_run_of_a_gpu_is_made_again_without_one(tmp_path: Path, monkeypatch: p
     content = json.loads(file.read_text())
     shared = "num-supernodes=4 client-resources-num-gpus=0.5 init-args-num-cpus=2"
     content["runs"][0]["federation-config"] = shared
+    content["config"]["device"] = "cuda:0"
     file.write_text(json.dumps(content))
     (one,) = Recorded.read(file)
-    for gpus, federation in ((1, shared), (0, "num-supernodes=4")):
+    for gpus, federation, device in ((1, shared, "cuda:0"), (0, "num-supernodes=4", "cpu")):
         monkeypatch.setattr("results.verify.count_gpus", lambda gpus=gpus: gpus)
-        assert one.at(NOWHERE).place.spec.federation == federation
+        spec = one.at(NOWHERE).place.spec
+        assert (spec.federation, spec.keys["device"]) == (federation, device)
+    # That is a difference, which is told.
+    now = one.run.about | {"config": {**one.run.about["config"], "device": "cpu"}}
+    assert _elsewhere(one.run.about, now) == ["device: cuda:0 then, cpu now"]
 
 
 def told(file: Path, *places: str) -> list[str]:
@@ -356,7 +361,7 @@ def test_what_a_file_contains_counts_not_where_it_lies(
 
 
 def test_of_other_data_their_digests_are_told() -> None:
-    about = {"commit": "c", "machine": {}, "versions": {}, "file": "a.npz", "digest": "1" * 16}
+    about = {"commit": "c", "machine": {}, "versions": {}, "file": "a.npz", "digest": "1" * 16, "config": {}}
     assert _elsewhere(about, about | {"file": "b.npz"}) == []
     assert _elsewhere(about, about | {"digest": "2" * 16}) == [f"SHA-256 of the data: {'1' * 16} then, {'2' * 16} now"]
     assert _elsewhere(about | {"digest": None}, about | {"file": "b.npz"}) == ["data: a.npz then, b.npz now"]
