@@ -86,7 +86,7 @@ class TableResult:
             FloretError: it is something else, or not of this table and scale.
         """
         content, kept = loaded(path, experiment.window(scale))
-        told = content.get("scale")
+        told: Any = content.get("scale")
         # To the digits that a name has.
         if content.get("experiment") != experiment.stem or not is_number(told) or f"{told:g}" != f"{scale:g}":
             said = f"{content.get('experiment')} at scale {told}"
