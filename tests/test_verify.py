@@ -90,7 +90,7 @@ def test_a_run_of_a_gpu_is_made_again_without_one(tmp_path: Path, monkeypatch: p
         spec = one.at(NOWHERE).place.spec
         assert (spec.federation, spec.keys["device"]) == (federation, device)
     # That is a difference, which is told.
-    now = one.run.about | {"config": {**one.run.about["config"], "device": "cpu"}}
+    now = {**one.run.about, "config": {**one.run.about["config"], "device": "cpu"}}
     assert _elsewhere(one.run.about, now) == ["device: cuda:0 then, cpu now"]
 
 
