@@ -45,12 +45,14 @@ class Ranking:
             for one of the seeds is not there.
         megabytes: up and down together, of all clients and rounds, mean over seeds.
         without: methods that are left out, since a run of theirs did not finish.
+        digests: of the data that the runs read, as far as they tell.
     """
 
     seeds: tuple[int, ...]
     measures: Mapping[str, Values]
     megabytes: Mapping[str, float]
     without: tuple[str, ...]
+    digests: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, file: Path) -> Self:
@@ -62,6 +64,7 @@ class Ranking:
         try:
             runs = json.loads(read_plain(file, LARGEST))["runs"]
             found: dict[str, dict[int, Any]] = {}
+            digests: dict[str, set[str]] = {}
             for run in runs:
                 keys = dict(run["keys"])
                 lacking = [key for key in ("method", "seed") if key not in keys]
@@ -72,6 +75,7 @@ class Ranking:
                 if keys:
                     raise FloretError(f"{file}: a ranking is of a sweep over method and seed, not over {min(keys)}")
                 found.setdefault(method, {})[seed] = run["summary"]
+                digests.setdefault(method, set()).update(str(d) for d in [run.get("about", {}).get("digest")] if d)
             seeds = tuple(sorted({seed for each in found.values() for seed in each}))
             whole = {name: each for name, each in found.items() if all(each.get(seed) for seed in seeds)}
             values = [v for each in whole.values() for summary in each.values() for v in summary.values()]
@@ -94,7 +98,8 @@ class Ranking:
             raise FloretError(unread(file, error)) from error
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise FloretError(f"{file}: is not the sweep.json of a sweep over method and seed ({error})") from error
-        return cls(seeds, measures, sent, tuple(sorted(found.keys() - whole.keys())))
+        read = tuple(sorted(set[str]().union(*(digests[method] for method in whole))))
+        return cls(seeds, measures, sent, tuple(sorted(found.keys() - whole.keys())), read)
 
     def table(self) -> str:
         """Return a Markdown table: mean ± standard deviation over seeds, and places; the best mean *after* first."""
@@ -230,6 +235,9 @@ def page(rankings: Mapping[str, Ranking]) -> str:
         about = f"{len(ranking.megabytes)} methods, {over}. Pairs that differ beyond noise: {', '.join(pairs)}."
         if ranking.without:
             about += f" Left out, since not all of their runs finished: {', '.join(ranking.without)}."
+        if len(ranking.digests) > 1:
+            said = printable(" and ".join(ranking.digests))
+            about += f" Ranked though runs read different data (SHA-256 {said})."
         few = len(ranking.methods) <= _FEW
         interval = ", ± half of the 95 % interval by Student's t" if len(ranking.seeds) > 2 else ""
         differences = (

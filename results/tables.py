@@ -217,11 +217,27 @@ class ExperimentResults:
         ]
         if refused:
             notes.append(f"Replies that were refused, and so are in no aggregate: {'; '.join(refused)}.")
+        notes += self._other_data()
         notes += ended_early((f"{row}, {column}, seed {seed}", run) for (row, column, seed), run in self.runs.items())
         total = sum(run.seconds or 0.0 for run in self.runs.values())
         seeds = ", ".join(map(str, self.seeds()))
         notes.append(f"{len(self.runs)} of {len(self.planned)} runs (seeds {seeds}), {total / 60:.0f} minutes of runs.")
         return notes + environment_notes([run.about for run in self.runs.values()])
+
+    def _other_data(self) -> list[str]:
+        """Return a sentence for each column whose runs did not all have the same data, as far as they tell."""
+        notes = []
+        for column in self.experiment.columns:
+            runs = [(seed, run) for (_, name, seed), run in self.runs.items() if name == column.name]
+            digests = sorted({run.about["digest"] for _, run in runs if run.about["digest"]})
+            # Another seed may leave out other samples.
+            of_seed = ({run.samples for s, run in runs if s == seed and run.samples} for seed, _ in runs)
+            samples = sorted(set[int]().union(*(found for found in of_seed if len(found) > 1)))
+            said = [f"SHA-256 {' and '.join(digests)}"] if len(digests) > 1 else []
+            said += [f"{' and '.join(map(str, samples))} samples"] if samples else []
+            if said:
+                notes.append(f"{column.name}: compared though runs had different data ({'; '.join(said)}).")
+        return notes
 
     def data(self) -> dict[str, Any]:
         """Return everything as JSON."""

@@ -861,6 +861,26 @@ def test_a_damaged_run_of_a_sweep_leaves_the_others(tmp_path: Path, name: str, c
     assert line in html.unescape((tmp_path / "sweep.html").read_text())
 
 
+def test_columns_whose_runs_had_different_data_are_named(tmp_path: Path) -> None:
+    experiment, runs = read(tmp_path), Runs(ROOT, tmp_path, lambda *_: None, WritingEngine())
+    planned = experiment.planned_runs([0, 1], 1, Data("", {}, False), "", {})
+
+    def told(samples: dict[tuple[str, str, int], int], digests: dict[tuple[str, str, int], str]) -> list[str]:
+        measured = {}
+        for place in planned:
+            run = done(place, runs, 0.5, 0.6)
+            about = {**run.about, "digest": digests.get(place.key)}
+            measured[place.key] = replace(run, samples=samples.get(place.key), about=about)
+        results = ExperimentResults(experiment, 1.0, measured, tuple(planned), {})
+        return [note for note in results.notes() if "different data" in note]
+
+    one, two, later = ("One", "A", 0), ("Two", "A", 0), ("Two", "A", 1)
+    assert told({one: 9, two: 9, later: 8}, {one: "a" * 16}) == []
+    assert told({one: 9, two: 8}, {one: "a" * 16, later: "b" * 16}) == [
+        f"A: compared though runs had different data (SHA-256 {'a' * 16} and {'b' * 16}; 8 and 9 samples)."
+    ]
+
+
 def test_runs_that_their_budget_ended_are_named(tmp_path: Path) -> None:
     assert swept(tmp_path, WritingEngine(), "lr=[0.1, 0.2]", same='method="fedper" rounds=3').exit_code == 1
     for file in tmp_path.rglob("summary.json"):

@@ -57,6 +57,20 @@ def write_sweep(folder: Path, **more: Any) -> Path:
     return folder
 
 
+def test_that_runs_read_different_data_is_said(tmp_path: Path) -> None:
+    file = write_sweep(tmp_path / "sweep") / "sweep.json"
+    runs = json.loads(file.read_text())["runs"]
+
+    def told(*digests: str | None) -> str:
+        each = zip(runs, digests, strict=True)
+        file.write_text(json.dumps({"runs": [run | {"about": {"digest": digest}} for run, digest in each]}))
+        return page({"X": Ranking.read(file)})
+
+    assert "different data" not in told(*"a" * 9)
+    assert "different data" not in told("a", *[None] * 8)
+    assert "worst decile 0 of 3. Ranked though runs read different data (SHA-256 a and b)." in told(*"a" * 8, "b")
+
+
 def test_the_page(tmp_path: Path) -> None:
     folder = write_sweep(tmp_path / "sweep")
     runs = json.loads((folder / "sweep.json").read_text())["runs"]
