@@ -785,13 +785,15 @@ def test_a_pipe_among_files_of_results_is_not_waited_for(tmp_path: Path, caplog:
 
 def test_pages_of_somebody_elses_results_are_printable(tmp_path: Path) -> None:
     """They are printed: codes in a commit, a version or a key would reach the terminal."""
-    rows = [{"name": "A|B", "config": {"method": "fedper"}, "reported": [50]}]
-    file = real(
-        tmp_path, rounds=5, own="fedper", claims=[{"text": "1 | 2", "higher": "A|B", "than": ["A|B"]}], rows=rows
-    )
+    rows = [
+        {"name": "A|B", "config": {"method": "fedper"}, "reported": [50]},
+        {"name": "C", "config": {"method": "fedavg"}, "reported": [40]},
+    ]
+    claims = [{"text": "1 | 2", "higher": "A|B", "than": ["C"]}]
+    file = real(tmp_path, rounds=5, own="fedper", claims=claims, rows=rows)
     experiment, out = Experiment.read(file), tmp_path / "out"
     runs = Runs(ROOT, out, check_run, LocalEngine(ROOT))
-    (place,) = experiment.planned_runs([0], 1, Data("", {}, False), "client-resources-num-cpus=1", {})
+    place, _ = experiment.planned_runs([0], 1, Data("", {}, False), "client-resources-num-cpus=1", {})
     out.mkdir()
     ExperimentResults(experiment, 1.0, {place.key: done(place, runs, 0.2, 0.3)}, (place,), {}).write(out)
     code = "\x1b]0;owned\x07"

@@ -60,8 +60,9 @@ class WritingEngine:
         begins(self._commit)
         self.made.append(values)
         before = len(list(Path(keys["output-dir"]).iterdir()))
-        folder = Path(keys["output-dir"]) / f"20260101-{before:06d}-{values['method']}-digits-seed0-000000"
-        folder.mkdir(parents=True)
+        new = Path(keys["output-dir"]) / f"20260101-{before:06d}-{values['method']}-digits-seed0-000000"
+        folder = Path(values["resume"]) if values["resume"] else new
+        folder.mkdir(parents=True, exist_ok=True)
         client = ClientRound(True, Scores(0.25, 0.25), Scores(self._after, self._after), 1.0, Traffic(1, 1), 1.0)
         clients = dict.fromkeys("01", client)
         line = Round.of(1, clients, {name: {"test": 9, "validation": 9} for name in clients}, [], [], 1.0)
