@@ -6539,6 +6539,46 @@ DEFECTS: list[Defect] = [
             "tests/test_wheel.py",
         ),
     ),
+    *_of(
+        "experiments",
+        "results/evidence.py",
+        (
+            "a claim that one scale refutes is undecided where another leaves it open",
+            "NOT_HELD in outcomes and outcomes <= {NOT_HELD, UNDECIDED} for",
+            "outcomes == {NOT_HELD} for",
+            "tests/test_evidence.py",
+        ),
+    ),
+    *_of(
+        "experiments",
+        "results/conditions.py",
+        (
+            "a new method that git does not know runs as a clean commit",
+            '    if not changes and not any(name.partition("/")[0] in _LOADED for name in names):\n',
+            "    if not changes:\n",
+            "tests/test_experiments.py",
+        ),
+    ),
+    *_of(
+        "experiments",
+        "results/engines.py",
+        (
+            "a process that takes another's place names the commit of the first",
+            "            self._commit = commit(self._app)\n",
+            "            self._commit = self._commit or commit(self._app)\n",
+            "tests/test_experiments.py",
+        ),
+    ),
+    *_of(
+        "experiments",
+        ".dockerignore",
+        (
+            "the image has what lies beside the modules of data",
+            "!data/**/*.py",
+            "!data",
+            "tests/test_docs.py",
+        ),
+    ),
 ]
 
 
