@@ -6569,15 +6569,6 @@ DEFECTS: list[Defect] = [
             "tests/test_experiments.py",
         ),
     ),
-    *_of(
-        "experiments",
-        ".dockerignore",
-        (
-            "the image has what lies beside the modules of data",
-            "!data/**/*.py",
-            "!data",
-            "tests/test_docs.py",
-        ),
     ),
 ]
 
