@@ -6569,7 +6569,6 @@ DEFECTS: list[Defect] = [
             "tests/test_experiments.py",
         ),
     ),
-    ),
 ]
 
 
