@@ -37,6 +37,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from common.config import one_of
 from common.errors import ConfigError, FloretError, printable
+from common.proxy import DIRECT
 from common.simulation import LocalGrid
 
 # What Flower's objects, and those that make them from bytes, raise for what another machine sent: they check little of
@@ -569,7 +570,7 @@ def default_supernodes(connection: Connection) -> int:
 def _configured_supernodes(address: str) -> int | None:
     import grpc
 
-    # As `flwr federation show` asks the Control API. Without them: only the default is known. The request.
+    # As `flwr federation show` asks the Control API: the request. Without this and the two below the default is known.
     from flwr.proto.control_pb2 import ShowFederationRequest
 
     # As above: the client of the API.
@@ -579,7 +580,7 @@ def _configured_supernodes(address: str) -> int | None:
     from flwr.supercore.constant import NOOP_FEDERATION
 
     # On this machine, which no proxy can reach.
-    channel = grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)])
+    channel = grpc.insecure_channel(address, [DIRECT])
     try:
         request = ShowFederationRequest(federation_name=NOOP_FEDERATION)
         config = ControlStub(channel).ShowFederation(request, timeout=1.0).federation.config

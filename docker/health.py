@@ -5,13 +5,12 @@ connection, through a proxy where a node would use one. Docker runs this every f
 imported, and no protocol buffers: the request is an empty message, and the reply of a healthy server is two bytes.
 """
 
-import socket
 import sys
 
 import grpc
 
-from client_app.node.proxy import DIRECT, proxy_to
 from common.errors import FloretError
+from common.proxy import DIRECT, connected
 
 SECONDS = 3.0
 # HealthCheckResponse(status=SERVING)
@@ -32,11 +31,7 @@ def main(health: str, *addresses: str) -> str:
         name, _, port = address.rpartition(":")
         host = name.strip("[]")
         try:
-            proxy = proxy_to(host)
-            if proxy:
-                proxy.connect(host, int(port), SECONDS).close()
-            else:
-                socket.create_connection((host, int(port)), timeout=SECONDS).close()
+            connected(host, int(port), SECONDS).close()
         except (OSError, FloretError) as error:
             return f"{address}: {error}"
     return ""

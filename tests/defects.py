@@ -6481,17 +6481,17 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "delivery",
-        "client_app/node/preflight.py",
+        "common/proxy.py",
         (
             "the address is tried without the proxy",
-            "    if proxy:\n        return proxy.connect(",
-            "    if proxy and options.insecure and not options.host:\n        return proxy.connect(",
+            "return proxy.connect(host, port, seconds) if proxy else socket",
+            "return proxy.connect(host, port, seconds) if proxy and not host else socket",
             "tests/test_proxy.py",
         ),
     ),
     *_of(
         "delivery",
-        "client_app/node/proxy.py",
+        "common/proxy.py",
         (
             "exceptions are whole names",
             "return host.lower().endswith(entry.lower())",
@@ -6501,7 +6501,7 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "delivery",
-        "client_app/node/proxy.py",
+        "common/proxy.py",
         (
             "a proxy's password is not decoded",
             "unquote(self.url.password or '')",
@@ -6511,7 +6511,7 @@ DEFECTS: list[Defect] = [
     ),
     *_of(
         "delivery",
-        "client_app/node/proxy.py",
+        "common/proxy.py",
         (
             "gRPC's own exceptions come last",
             'EXCEPTIONS = ("no_grpc_proxy", "no_proxy")',

@@ -14,8 +14,8 @@ from flwr.supercore.grpc_health import run_health_server_grpc_no_tls
 
 from client_app.node import transport
 from client_app.node.preflight import UnreachableError, check_connection
-from client_app.node.proxy import EXCEPTIONS, VARIABLES, proxy_to
 from common.errors import FloretError
+from common.proxy import EXCEPTIONS, VARIABLES, proxy_to
 from tests.conftest import PATIENCE, free_port
 from tests.deployment import Deployment, container_health, finish, node_options
 

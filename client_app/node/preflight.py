@@ -5,9 +5,9 @@ import socket
 import ssl
 
 from client_app.node.options import NodeOptions, trusted
-from client_app.node.proxy import proxy_to
 from client_app.node.transport import ALPN, GREETING, is_answer
 from common.errors import FloretError
+from common.proxy import connected, proxy_to
 
 _SECONDS = 10.0
 _TLS_ALERT = 0x15
@@ -50,7 +50,7 @@ def check_connection(options: NodeOptions) -> None:
     proxy = proxy_to(options.host)
     where = f"--superlink {options.address}" + (f", through {proxy}" if proxy else "")
     try:
-        with _connected(options) as connection:
+        with connected(options.host, options.port, _SECONDS) as connection:
             if options.insecure:
                 _check_plain(connection, where)
             else:
@@ -69,13 +69,6 @@ def check_connection(options: NodeOptions) -> None:
     except OSError as error:
         reason = error.strerror or str(error) or type(error).__name__
         raise UnreachableError(f"{where}: nobody answers ({reason})") from error
-
-
-def _connected(options: NodeOptions) -> socket.socket:
-    proxy = proxy_to(options.host)
-    if proxy:
-        return proxy.connect(options.host, options.port, _SECONDS)
-    return socket.create_connection((options.host, options.port), timeout=_SECONDS)
 
 
 def _check_tls(connection: socket.socket, where: str, options: NodeOptions) -> None:
@@ -110,7 +103,7 @@ def _has_tls(options: NodeOptions) -> bool:
     context.set_alpn_protocols([ALPN])
     try:
         with (
-            _connected(options) as connection,
+            connected(options.host, options.port, _SECONDS) as connection,
             context.wrap_socket(connection, server_hostname=options.host),
         ):
             return True

@@ -68,9 +68,9 @@ from flwr.supercore.interceptors.appio_token_interceptor import AUTHENTICATION_F
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from client_app.node.options import NodeOptions
-from client_app.node.proxy import DIRECT, channel_options
 from common.errors import FloretError, printable
 from common.flower import Unpacked, format_log
+from common.proxy import DIRECT, channel_options
 from common.run_config import as_pairs
 
 log = logging.getLogger("flwr")

@@ -1,4 +1,4 @@
-"""The HTTP proxy through which a node reaches its SuperLink, where its environment names one."""
+"""The HTTP proxy through which gRPC reaches other machines, where the environment names one."""
 
 import base64
 import http.client
@@ -70,6 +70,17 @@ def proxy_to(host: str) -> Proxy | None:
             f"or {host} be in no_proxy, or {variable} not be set"
         )
     return Proxy(variable, url)
+
+
+def connected(host: str, port: int, seconds: float) -> socket.socket:
+    """Return a connection to ``host`` that goes the way that ``proxy_to`` says.
+
+    Raises:
+        OSError: nobody answers there, or no proxy connects.
+        FloretError: see ``proxy_to``.
+    """
+    proxy = proxy_to(host)
+    return proxy.connect(host, port, seconds) if proxy else socket.create_connection((host, port), timeout=seconds)
 
 
 def channel_options(host: str) -> list[tuple[str, int | str]]:
