@@ -14,7 +14,7 @@ from data.clients import (
     load_own,
     outline,
 )
-from data.datasets import DATASETS
+from data.datasets import DATASETS, Outline
 from data.inputs import read_inputs
 from data.partition import PARTITIONS
 
@@ -24,6 +24,7 @@ __all__ = [
     "ClientData",
     "Cut",
     "Description",
+    "Outline",
     "Split",
     "check",
     "check_own",

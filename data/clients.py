@@ -22,6 +22,7 @@ from data.datasets import (
     Outline,
     Pool,
     Source,
+    absent_labels,
     check_files,
     data_directory,
     load_pool,
@@ -30,9 +31,9 @@ from data.datasets import (
 )
 from data.files import check_distinct, entries, is_dir, is_file, sha256_of, status
 from data.images import (
-    CLASS_FILE,
     Form,
     ImageFiles,
+    check_named,
     class_folders,
     class_names,
     decoded,
@@ -206,9 +207,12 @@ def outline(config: RunConfig, num_clients: int) -> Outline:
     if config.dataset == "npz-clients":
         folder = _own_directory(config)
         labels, largest = _own_labels(folder, num_clients)
-        num_classes = class_count(largest, config.num_classes, f"data-dir = {folder}")
+        names = _own_names(config, folder)
+        num_classes = class_count(largest, config.num_classes, f"data-dir = {folder}", names)
         shape = read_input_shape(_own_files(folder, 0)[0])
-        return Outline(shape, num_classes, len(np.unique(np.concatenate(labels))), sum(map(len, labels)))
+        trained = np.concatenate(labels)
+        absent = () if config.num_classes or names else absent_labels(trained, num_classes)
+        return Outline(shape, num_classes, len(np.unique(trained)), len(trained), absent)
     found = outline_pool(Source.of(config))
     check_counts(Scheme.of(config), num_clients, found.classes, found.samples, config.dataset, config.max_samples)
     return found
@@ -284,11 +288,8 @@ def load_own(
         listed, source = listed_names(directory, said)
         if silent:
             return _load_files(files, _stamps(files), cut, config.num_classes, listed, silent=True)
-        if 0 < config.num_classes < len(listed):
-            raise DataError(
-                f"{source} has {len(listed)} classes; num-classes = {config.num_classes} must be at least that, or 0"
-            )
-        return _load_files(files, _stamps(files), cut, config.num_classes or len(listed), listed)
+        check_named(listed, source, config.num_classes)
+        return _load_files(files, _stamps(files), cut, config.num_classes, listed)
     form = Form(config.image_size, config.image_channels)
     if silent:
         names = given_names(directory, parts, said)
@@ -348,7 +349,8 @@ def describe(config: RunConfig, num_clients: int) -> Description:
     if config.dataset == "npz-clients":
         folder = _own_directory(config)
         labels, largest = _own_labels(folder, num_clients)
-        num_classes = class_count(largest, config.num_classes, f"data-dir = {folder}")
+        names = _own_names(config, folder)
+        num_classes = class_count(largest, config.num_classes, f"data-dir = {folder}", names)
         shape = load_client(config, 0, num_clients).input_shape
         train = [y[Cut.of(config, str(i)).of_training(len(y))[0]] for i, y in enumerate(labels)]
     else:
@@ -375,6 +377,13 @@ def _split(own: Indices, partition_id: int, config: RunConfig) -> tuple[Indices,
 
 def _own_directory(config: RunConfig) -> Path:
     return data_directory(config.dataset, config.data_dir, _OWN)
+
+
+def _own_names(config: RunConfig, folder: Path) -> tuple[str, ...]:
+    """Return what ``class-names``, or ``classes.txt`` in the folder of ``npz-clients``, calls the classes."""
+    names, source = listed_names(folder, split_names(config.class_names))
+    check_named(names, source, config.num_classes)
+    return names
 
 
 def _own_files(folder: Path, i: int) -> tuple[Path, Path]:
@@ -419,9 +428,10 @@ def _own_labels(folder: Path, num_clients: int) -> tuple[tuple[npt.NDArray[np.in
 def _load_numbered(folder: Path, i: int, num_clients: int, config: RunConfig) -> ClientData:
     _, largest = _own_labels(folder, num_clients)
     files = _own_files(folder, i)
-    # Where num-classes is set, the file that has a label beyond it is named when it is read.
-    num_classes = config.num_classes or class_count(largest, 0, f"data-dir = {folder}")
-    return _load_files(files, _stamps(files), Cut.of(config, str(i)), num_classes)
+    names = _own_names(config, folder)
+    # Where the number of classes is said, the file that has a label beyond it is named when it is read.
+    counted = 0 if config.num_classes or names else class_count(largest, 0, f"data-dir = {folder}")
+    return _load_files(files, _stamps(files), Cut.of(config, str(i)), config.num_classes or counted, names)
 
 
 def _stamps(files: Sequence[Path]) -> tuple[tuple[int, int], ...]:
@@ -452,18 +462,15 @@ def _load_files(
         own, validation = (rows[_fits(train.y[rows], num_classes)] for rows in (own, validation))
         parts = _take(train, own), _take(train, validation), _take(test, np.flatnonzero(_fits(test.y, num_classes)))
         return ClientData(*parts, num_classes, train.x.shape[1:], names)
-    for path, samples in zip(files, (train, test), strict=True):
-        if samples.y.max() >= num_classes == len(names) > 0:
-            raise DataError(
-                f"{path}: array y has label {samples.y.max()}; class-names or {CLASS_FILE} has {len(names)} classes, "
-                f"whose labels are 0 to {len(names) - 1}"
-            )
-        class_count(int(samples.y.max()), num_classes, f"{path}: array y")
+    classes = [
+        class_count(int(samples.y.max()), num_classes, f"{path}: array y", names)
+        for path, samples in zip(files, (train, test), strict=True)
+    ]
     return ClientData(
         _take(train, own),
         _take(train, validation),
         Split(torch.from_numpy(test.x), torch.from_numpy(test.y)),
-        num_classes=num_classes or int(max(train.y.max(), test.y.max())) + 1,
+        num_classes=max(classes),
         input_shape=train.x.shape[1:],
         class_names=names,
     )

@@ -20,7 +20,9 @@ from data.images import (
     EXTENSIONS,
     Form,
     ImageFiles,
+    check_named,
     check_size,
+    class_folders,
     class_names,
     find_images,
     listed_names,
@@ -158,12 +160,13 @@ def load_pool(source: Source) -> Pool:
     """
     if source.dataset == "image-folder":
         return _read_folder(source)
+    names = _names(source)
     parts = _read(source)
     y = np.concatenate([part.y for part in parts])
-    num_classes = class_count(int(y.max()), source.num_classes, f"dataset {source.dataset}")
+    num_classes = class_count(int(y.max()), source.num_classes, f"dataset {source.dataset}", names)
     x = np.concatenate([part.x for part in parts]) if len(parts) > 1 else parts[0].x
     keep = _kept(len(y), source)
-    return Pool(x, y, num_classes) if keep is None else Pool(x[keep], y[keep], num_classes)
+    return Pool(x, y, num_classes, names) if keep is None else Pool(x[keep], y[keep], num_classes, names)
 
 
 @dataclass(frozen=True)
@@ -171,12 +174,15 @@ class Outline:
     """Shape and size of a dataset; ``input_shape`` is that of one sample.
 
     ``classes`` is the number of classes that occur; it may be less than ``num_classes``, which the run config may set.
+    Where nobody has said or named the classes of the user's own arrays, ``absent`` are the labels below the largest one
+    that no sample has, of ``npz-clients`` no training sample.
     """
 
     input_shape: tuple[int, ...]
     num_classes: int
     classes: int
     samples: int
+    absent: tuple[int, ...] = ()
 
 
 @lru_cache(maxsize=16)
@@ -190,15 +196,20 @@ def outline_pool(source: Source) -> Outline:
         DataError: as ``load_pool``, but for errors in the inputs.
     """
     where = f"dataset {source.dataset}"
+    names = _names(source)
+    absent: tuple[int, ...] = ()
     if source.dataset in _OUTLINES:
         shape, classes, samples = _OUTLINES[source.dataset]
         samples = min(samples, source.max_samples or samples)
-        return Outline(shape, class_count(classes - 1, source.num_classes, where), min(classes, samples), samples)
+        num_classes = class_count(classes - 1, source.num_classes, where, names)
+        return Outline(shape, num_classes, min(classes, samples), samples)
     if source.dataset not in ("npz", "pathmnist", "image-folder"):
         pool = load_pool(source)
         return Outline(pool.x.shape[1:], pool.num_classes, len(np.unique(pool.y)), len(pool.y))
     if source.dataset == "image-folder":
         found, names = _images(source)
+        if len(names) < 2 and not source.num_classes:
+            raise DataError(_one_class(source, found))
         form = Form(source.image_size, source.image_channels)
         y = np.concatenate([np.asarray(images.labels, dtype=np.int64) for images in found])
         check_size(min(len(y), source.max_samples or len(y)), form)
@@ -214,10 +225,17 @@ def outline_pool(source: Source) -> Outline:
             labels = read_arrays(path, [f"{part}_labels" for part in _MED_PARTS])
             y = np.concatenate([to_labels(part.reshape(-1), f"{path}: labels") for part in labels])
             shape = read_input_shape(path, "train_images")
-        num_classes = class_count(int(y.max()), source.num_classes, where)
+        num_classes = class_count(int(y.max()), source.num_classes, where, names)
+        if source.dataset == "npz" and not source.num_classes and not names:
+            absent = absent_labels(y, num_classes)
     keep = _kept(len(y), source)
     y = y if keep is None else y[keep]
-    return Outline(shape, num_classes, len(np.unique(y)), len(y))
+    return Outline(shape, num_classes, len(np.unique(y)), len(y), absent)
+
+
+def absent_labels(y: npt.NDArray[np.int64], num_classes: int) -> tuple[int, ...]:
+    """Return the labels from 0 to below ``num_classes`` that are not in ``y``."""
+    return tuple(np.setdiff1d(np.arange(num_classes), y).tolist())
 
 
 def check_files(config: RunConfig) -> None:
@@ -390,6 +408,32 @@ def _images(source: Source) -> tuple[list[ImageFiles], tuple[str, ...]]:
             f"{', '.join(EXTENSIONS)}: remove the folder, or list the classes in class-names or {CLASS_FILE}"
         )
     return found, names
+
+
+def _one_class(source: Source, found: Sequence[ImageFiles]) -> str:
+    """Return what is wrong with an ``image-folder`` that has a single class."""
+    folder = pool_parts(Path(source.data_dir).expanduser())[0]
+    only, images = class_folders(folder)[0], sum(len(part.files) for part in found)
+    below = ", ".join(inner.name for inner in class_folders(only))
+    return (
+        f"{folder} has one class folder, {only.name}, so that all {images} images have one label; data-dir must be the "
+        "folder that has the class folders, at least two" + (f": {only}, with {below}?" if below else "")
+    )
+
+
+def _names(source: Source) -> tuple[str, ...]:
+    """Return what ``class-names``, or ``classes.txt`` beside an ``npz``, calls the classes, of any dataset but images.
+
+    Raises:
+        DataError: ``num-classes`` is less than their number, or the file cannot be read.
+    """
+    if source.dataset == "image-folder":  # has them of its folders
+        return ()
+    names, where = split_names(source.class_names), "class-names"
+    if source.dataset == "npz":
+        names, where = listed_names(find_pool_file(source.data_dir).parent, names)
+    check_named(names, where, source.num_classes)
+    return names
 
 
 def _read_folder(source: Source) -> Pool:

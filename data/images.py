@@ -120,9 +120,18 @@ def class_names(directory: Path, parts: Sequence[Path], names: tuple[str, ...], 
         if _name(folder) not in names:
             hint = nearest(_name(folder), names) or f"; they are {', '.join(names)}"
             raise DataError(f"{folder} is not one of the classes of {source}{hint}")
+    check_named(names, source, num_classes)
+    return names
+
+
+def check_named(names: Sequence[str], source: str, num_classes: int) -> None:
+    """Check that ``num_classes``, the key, or 0, is enough for the ``names`` of classes that ``source`` has.
+
+    Raises:
+        DataError: it is not.
+    """
     if 0 < num_classes < len(names):
         raise DataError(f"{source} has {len(names)} classes; num-classes = {num_classes} must be at least that, or 0")
-    return names
 
 
 def given_names(directory: Path, parts: Sequence[Path], names: tuple[str, ...]) -> tuple[str, ...]:

@@ -285,13 +285,20 @@ def to_labels(y: npt.NDArray[Any], where: str, *, strays: bool = False) -> npt.N
     return y.astype(np.int64)
 
 
-def class_count(largest: int, num_classes: int, where: str) -> int:
-    """Return ``num_classes``, or ``largest + 1`` if it is 0.
+def class_count(largest: int, num_classes: int, where: str, names: Sequence[str] = ()) -> int:
+    """Return ``num_classes``, or if it is 0 the number of ``names``, or without any ``largest + 1``.
 
     Raises:
-        DataError: starts with ``where``; a label does not fit into ``num_classes``, or asks for more than
+        DataError: starts with ``where``; a label does not fit into ``num_classes`` or the names, or asks for more than
             ``MAX_COUNTED`` classes that nobody has named.
     """
+    if names and not num_classes:
+        if largest >= len(names):
+            raise DataError(
+                f"{where} has label {largest}; class-names or classes.txt has {len(names)} classes, whose labels are "
+                f"0 to {len(names) - 1}"
+            )
+        return len(names)
     if num_classes and largest >= num_classes:
         raise DataError(f"{where} has label {largest}; num-classes = {num_classes} allows 0 to {num_classes - 1}")
     if not num_classes and largest >= MAX_COUNTED:

@@ -75,7 +75,8 @@ def run(grid: Grid, context: Context) -> None:
     if simulated and not isinstance(grid, LocalGrid):
         find_by_node(grid)
         notice_stop()
-    check_setup(config, kind, parameters, len(list(grid.get_node_ids())) if simulated else None)
+    for doubt in check_setup(config, kind, parameters, len(list(grid.get_node_ids())) if simulated else None):
+        log.warning("%s", doubt)
     trackers = Trackers(trackers_of(config))
     federation = Federation(grid, config)
     directory, origin = _start(config, context, simulated)

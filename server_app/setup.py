@@ -9,7 +9,7 @@ import data
 from common.config import RunConfig
 from common.errors import ConfigError
 from common.seeds import torch_generator
-from models import build_model, count_values, head_layers
+from models import batch_norm_names, build_model, count_values, head_layers
 from results.rundir import check_writable, place_to_resume
 from server_app.checkpoint import Checkpoints
 from server_app.federation import LARGEST_MODEL
@@ -38,8 +38,13 @@ def build_strategy(
         initialised: give the model its initial weights; a check needs none.
 
     Raises:
-        ConfigError: the model cannot take such inputs or be split so, or the method does not work with it.
+        ConfigError: there is one class, the model cannot take such inputs or be split so, or the method does not work
+            with it.
     """
+    if num_classes < 2:
+        raise ConfigError(
+            "num-classes = 1: all samples have label 0, and there is nothing to learn; at least 2 classes are needed"
+        )
     cut = config.head_layers or head_layers(config.model, input_shape, kind.head)
     generator = torch_generator(config.seed, "model") if initialised else None
     model = build_model(config.model, input_shape, num_classes, cut, generator)
@@ -51,12 +56,15 @@ def build_strategy(
     )
 
 
-def check_setup(config: RunConfig, kind: type[FloretStrategy], parameters: Any, clients: int | None) -> None:
+def check_setup(config: RunConfig, kind: type[FloretStrategy], parameters: Any, clients: int | None) -> list[str]:
     """Check everything that needs no clients: data, partition, model, method, that there is a run to resume.
 
     Args:
         config, kind, parameters: as ``read_config`` returns them.
         clients: how many a simulation on this machine has; None for real nodes, whose data are not here.
+
+    Returns:
+        What may be meant and is probably a mistake, a line each.
 
     Raises:
         FloretError: one line that names the key or the file, and what would be right.
@@ -64,7 +72,7 @@ def check_setup(config: RunConfig, kind: type[FloretStrategy], parameters: Any, 
     data.check(config, files=clients is not None)
     if clients is None:
         config.check_classes_are_given()
-        return
+        return []
     if config.resume:
         place_to_resume(config)
     for key, value in (("min-clients", config.min_clients), ("min-replies", config.min_replies)):
@@ -74,7 +82,33 @@ def check_setup(config: RunConfig, kind: type[FloretStrategy], parameters: Any, 
     shape, classes = outline.input_shape, outline.num_classes
     _check_size(config, kind, parameters, shape, classes)
     roster, session = Roster(), Session("")
-    build_strategy(config, kind, parameters, shape, classes, roster=roster, session=session, initialised=False)
+    strategy = build_strategy(
+        config, kind, parameters, shape, classes, roster=roster, session=session, initialised=False
+    )
+    return _doubts(config, strategy, outline)
+
+
+def _doubts(config: RunConfig, strategy: FloretStrategy, outline: data.Outline) -> list[str]:
+    """Return what of a simulation's data and model is probably a mistake, a line each."""
+    doubts = []
+    if config.data_dir and config.dataset == "digits":
+        doubts.append(
+            f"data-dir = {config.data_dir}: is not read, since dataset = 'digits' has no files of yours; for your own "
+            "data set dataset to 'npz', 'npz-clients' or 'image-folder'"
+        )
+    if outline.absent:
+        first, classes = outline.absent[0], outline.num_classes
+        others = f" ({len(outline.absent)} such labels)" if len(outline.absent) > 1 else ""
+        doubts.append(
+            f"data-dir = {config.data_dir}: no training sample has label {first}{others}; labels are class numbers "
+            f"from 0, with {classes - 1} the largest of {classes} classes; if so many are meant, set num-classes"
+        )
+    if strategy.shares == "model-without-batch-norm" and not batch_norm_names(strategy.model):
+        doubts.append(
+            f"method = {config.method!r}: model = {config.model!r} has no batch normalisation to keep, so that the "
+            "whole model is shared, as with fedavg"
+        )
+    return doubts
 
 
 def check_directory(config: RunConfig, values: Mapping[str, Any]) -> None:

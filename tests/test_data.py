@@ -887,6 +887,30 @@ def test_names_for_the_classes_of_a_nodes_own_files(tmp_path):
     assert load_node(tmp_path, class_names="x,y,z").class_names == ("x", "y", "z")
 
 
+def test_names_for_the_classes_of_a_simulations_arrays(tmp_path):
+    save_pool(tmp_path / "data.npz")  # labels 0, 1, 2
+    (tmp_path / "clients").mkdir()
+    for i in range(2):
+        save_own(tmp_path / "clients", i)
+    pooled = config(dataset="npz", data_dir=str(tmp_path), partition="iid")
+    for cfg, listed in ((pooled, tmp_path), (clients_config(tmp_path / "clients"), tmp_path / "clients")):
+        assert data.load_client(cfg, 0, 2).class_names == ()
+        named = replace(cfg, class_names="cat, dog,cow,pig")
+        assert data.outline(named, 2).num_classes == data.describe(named, 2).num_classes == 4
+        own = data.load_client(named, 0, 2)
+        assert (own.num_classes, own.class_names) == (4, ("cat", "dog", "cow", "pig"))
+        text = message(data.outline, replace(cfg, class_names="cat,dog"), 2)
+        assert text.endswith("has label 2; class-names or classes.txt has 2 classes, whose labels are 0 to 1")
+        text = message(data.outline, replace(named, num_classes=3), 2)
+        assert text == "class-names has 4 classes; num-classes = 3 must be at least that, or 0"
+        (listed / "classes.txt").write_text("a\nb\nc\n")
+        data.datasets.load_pool.cache_clear()
+        assert data.load_client(cfg, 0, 2).class_names == ("a", "b", "c")
+    assert data.load_client(config(class_names="0,1,2,3,4,5,6,7,8,nine"), 0, 2).class_names[9] == "nine"
+    text = message(data.outline, config(dataset="mnist", data_dir="/nowhere", class_names="a,b"), 2)
+    assert text.startswith("dataset mnist has label 9; class-names or classes.txt has 2 classes")
+
+
 def test_test_samples_that_are_the_training_samples_under_another_name(tmp_path):
     save_node(tmp_path)
     (tmp_path / "test.npz").unlink()

@@ -215,6 +215,61 @@ def test_own_pool_is_known_by_its_headers(tmp_path: Path, pool: Path, monkeypatc
     assert f"{pool}: array x_train has shape (5, 4, 4, 4, 4); it must be" in wrong(tmp_path, 2, **keys)
 
 
+def doubts(tmp_path: Path, **keys: Any) -> list[str]:
+    return check_setup(*read_config(run_config(tmp_path, **keys)), 2)
+
+
+def test_labels_that_do_not_begin_at_0_are_told(tmp_path: Path, pool: Path) -> None:
+    keys: dict[str, Any] = {"dataset": "npz", "data_dir": str(pool)}
+    assert doubts(tmp_path, **keys) == []
+    y = np.array([1, 3] * 12)
+    x = np.zeros((24, 20, 20, 1), np.uint8)
+    np.savez(pool, x_train=x[:18], y_train=y[:18], x_test=x[18:], y_test=y[18:])
+    data.datasets.outline_pool.cache_clear()
+    (line,) = doubts(tmp_path, **keys)
+    assert line == (
+        f"data-dir = {pool}: no training sample has label 0 (2 such labels); labels are class numbers from 0, with 3 "
+        "the largest of 4 classes; if so many are meant, set num-classes"
+    )
+    assert doubts(tmp_path, **keys, num_classes=4) == doubts(tmp_path, **keys, class_names="a,b,c,d") == []
+
+
+def test_a_label_that_only_test_files_have_is_told(tmp_path: Path) -> None:
+    for part, labels in (("train", [0, 1, 2]), ("test", [0, 1, 3])):
+        (tmp_path / part).mkdir()
+        for i in range(2):
+            np.savez(tmp_path / part / f"{i}.npz", x=np.zeros((3, 6), np.float32), y=np.array(labels))
+    keys: dict[str, Any] = {"dataset": "npz-clients", "data_dir": str(tmp_path)}
+    (line,) = doubts(tmp_path, **keys)
+    assert line.startswith(f"data-dir = {tmp_path}: no training sample has label 3; labels are class numbers from 0")
+    assert doubts(tmp_path, **keys, num_classes=4) == []
+
+
+def test_a_key_that_does_nothing_is_told(tmp_path: Path) -> None:
+    (line,) = doubts(tmp_path, data_dir="/my/data")
+    assert line.startswith("data-dir = /my/data: is not read, since dataset = 'digits' has no files of yours;")
+    (line,) = doubts(tmp_path, method="fedbn")
+    assert line.startswith("method = 'fedbn': model = 'mlp' has no batch normalisation to keep")
+    assert doubts(tmp_path) == doubts(tmp_path, method="fedbn", model="resnet18") == []
+
+
+def test_one_class_is_none_to_learn(tmp_path: Path, pool: Path) -> None:
+    x, y = np.zeros((8, 6), np.float32), np.zeros(8, int)
+    np.savez(pool, x_train=x, y_train=y, x_test=x, y_test=y)
+    line = wrong(tmp_path, 2, dataset="npz", data_dir=str(pool), classes_per_client=1)
+    assert line.startswith("num-classes = 1: all samples have label 0")
+    folder = tmp_path / "above"
+    for name in ("cat", "dog"):
+        (folder / "images" / name).mkdir(parents=True)
+        for i in range(4):
+            Image.new("L", (12, 12)).save(folder / "images" / name / f"{i}.png")
+    assert wrong(tmp_path, 2, dataset="image-folder", data_dir=str(folder), partition="iid") == (
+        f"{folder} has one class folder, images, so that all 8 images have one label; data-dir must be the folder that "
+        f"has the class folders, at least two: {folder}/images, with cat, dog?"
+    )
+    check(tmp_path, 2, dataset="image-folder", data_dir=str(folder), partition="iid", num_classes=2)
+
+
 def test_files_of_each_client_must_be_as_many_as_clients(tmp_path: Path) -> None:
     for part in ("train", "test"):
         (tmp_path / part).mkdir()
