@@ -40,6 +40,11 @@ def curve(key: str, sweeps: tuple[str, ...], without: str, output: Path) -> None
 
     if not output.name or output.is_dir():
         raise FloretError(f"--output {output}: must be the name of files without their endings, such as found/curve")
+    if output.suffix.lower() in (".svg", ".md", ".json", ".pdf", ".png"):
+        raise FloretError(
+            f"--output {output}: ends in {output.suffix}; three files are written, {output.stem}.svg, .md and .json; "
+            f"leave {output.suffix} out"
+        )
     folders = []
     for text in sweeps:
         name, equals, folder = text.partition("=")

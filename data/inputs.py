@@ -1,5 +1,6 @@
 """Inputs for prediction: an npz, an image, a folder of images, or a file of texts."""
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ def read_inputs(
     if is_dir(source):
         files = [str(path) for path in entries(source) if path.suffix.lower() in EXTENSIONS and is_file(path)]
         if not files:
-            raise DataError(f"{source} has no images; their names end in {', '.join(EXTENSIONS)}")
+            folders = [path.name for path in entries(source) if is_dir(path)]
+            below = f"; its folders are not read, give one of them, such as {folders[0]}" if folders else ""
+            raise DataError(f"{source} has no images, whose names end in {', '.join(EXTENSIONS)}{below}")
     elif not is_file(source):
         others = (
             "a .txt with a text on each line" if words and shape == (LENGTH,) else "an image, or a folder of images"
@@ -45,6 +48,10 @@ def read_inputs(
         return [str(i) for i in range(len(texts))], tokens(texts), None
     elif source.suffix.lower() == ".txt":
         raise DataError(f"{source}: this model takes no texts; its inputs are {dtype} of shape {shape}")
+    elif source.suffix.lower() != ".npz" and not zipfile.is_zipfile(source):
+        raise DataError(
+            f"{source}: must be an npz with the array x, or an image, whose name ends in {', '.join(EXTENSIONS)}"
+        )
     else:
         x, y = _arrays(source, words)
         return [str(i) for i in range(len(x))], x, y

@@ -263,3 +263,5 @@ def test_what_is_no_sweep_is_refused(tmp_path: Path, text: str) -> None:
     assert "must be like '10 clients=sweeps/ten'" in str(result.exception)
     result = CliRunner().invoke(floret, ["curve", KEY, f"10 clients={tmp_path}", "-o", str(tmp_path)])
     assert "must be the name of files without their endings" in str(result.exception)
+    result = CliRunner().invoke(floret, ["curve", KEY, f"10 clients={tmp_path}", "-o", str(tmp_path / "fig.pdf")])
+    assert "fig.pdf: ends in .pdf; three files are written, fig.svg, .md and .json" in str(result.exception)

@@ -554,11 +554,15 @@ def test_inputs_that_are_not_there_or_nothing_that_is_known(there: Federated, fl
     assert floret.fail(*which, tmp_path / "none.npz").startswith(f"{tmp_path / 'none.npz'} is not there; it must be")
     (tmp_path / "none").mkdir()
     assert floret.fail(*which, tmp_path / "none").startswith(f"{tmp_path / 'none'} has no images")
-    for name in ("x.txt", "x.png", "x.npz"):
+    (tmp_path / "none" / "cat").mkdir()
+    said = floret.fail(*which, tmp_path / "none")
+    assert said.rstrip().endswith("its folders are not read, give one of them, such as cat")
+    for name in ("x.txt", "x.png", "x.npz", "x.dcm"):
         (tmp_path / name).write_text("a text")
         line = floret.fail(*which, tmp_path / name)
         assert line.startswith(f"{tmp_path / name}: ")
         wrong = {".txt": "this model takes no texts; its inputs are uint8 of shape", ".png": "cannot be decoded"}
+        wrong[".dcm"] = "must be an npz with the array x, or an image, whose name ends in .bmp"
         assert wrong.get(Path(name).suffix, "is not a complete npz file") in line
 
 
