@@ -6569,6 +6569,36 @@ DEFECTS: list[Defect] = [
             "tests/test_experiments.py",
         ),
     ),
+    *_of(
+        "data",
+        "data/datasets.py",
+        (
+            "labels with a gap are not told",
+            "            absent = absent_labels(y, num_classes)",
+            "            absent = ()",
+            "tests/test_setup.py::test_labels_that_do_not_begin_at_0_are_told",
+        ),
+    ),
+    *_of(
+        "data",
+        "data/clients.py",
+        (
+            "labels of test files alone are not told",
+            "        absent = () if config.num_classes or names else absent_labels(trained, num_classes)",
+            "        absent: tuple[int, ...] = ()",
+            "tests/test_setup.py::test_a_label_that_only_test_files_have_is_told",
+        ),
+    ),
+    *_of(
+        "data",
+        "server_app/setup.py",
+        (
+            "one class is taken",
+            "    if num_classes < 2:",
+            "    if num_classes < 1:",
+            "tests/test_setup.py::test_one_class_is_none_to_learn",
+        ),
+    ),
 ]
 
 
