@@ -24,6 +24,7 @@ from data.datasets import (
     Source,
     absent_labels,
     check_files,
+    class_lists,
     data_directory,
     load_pool,
     outline_pool,
@@ -192,7 +193,7 @@ def _files_read(config: RunConfig) -> list[Path]:
     if config.dataset != "npz-clients":
         return pool_files(config)
     folder = _own_directory(config)
-    return [*_numbered(folder / "train"), *_numbered(folder / "test")]
+    return [*class_lists(config, folder), *_numbered(folder / "train"), *_numbered(folder / "test")]
 
 
 def outline(config: RunConfig, num_clients: int) -> Outline:
@@ -285,11 +286,8 @@ def load_own(
             f"class-names has {len(said)} classes; num-classes = {config.num_classes} must be at least that"
         )
     if files:
-        listed, source = listed_names(directory, said)
-        if silent:
-            return _load_files(files, _stamps(files), cut, config.num_classes, listed, silent=True)
-        check_named(listed, source, config.num_classes)
-        return _load_files(files, _stamps(files), cut, config.num_classes, listed)
+        listed = listed_names(directory, said)[0] if silent else _own_names(config, directory)
+        return _load_files(files, _stamps(files), cut, config.num_classes, listed, silent=silent)
     form = Form(config.image_size, config.image_channels)
     if silent:
         names = given_names(directory, parts, said)
@@ -380,7 +378,7 @@ def _own_directory(config: RunConfig) -> Path:
 
 
 def _own_names(config: RunConfig, folder: Path) -> tuple[str, ...]:
-    """Return what ``class-names``, or ``classes.txt`` in the folder of ``npz-clients``, calls the classes."""
+    """Return what ``class-names``, or ``classes.txt`` in a folder of own files, calls the classes."""
     names, source = listed_names(folder, split_names(config.class_names))
     check_named(names, source, config.num_classes)
     return names

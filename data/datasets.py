@@ -264,13 +264,19 @@ def pool_files(config: RunConfig) -> list[Path]:
         DataError: as ``check_files``.
     """
     if config.dataset == "npz":
-        return [find_pool_file(config.data_dir)]
+        file = find_pool_file(config.data_dir)
+        return [*class_lists(config, file.parent), file]
     if config.dataset == "image-folder":
         parts, names = _folder(Source.of(config))
-        listed = Path(config.data_dir).expanduser() / CLASS_FILE
-        lists = [listed] if is_file(listed) and not config.class_names else []
+        lists = class_lists(config, Path(config.data_dir).expanduser())
         return [*lists, *(Path(file) for part in parts for file in find_images(part, names).files)]
     return [Path(config.data_dir).expanduser() / "pathmnist.npz"] if config.dataset == "pathmnist" else []
+
+
+def class_lists(config: RunConfig, directory: Path) -> list[Path]:
+    """Return the ``classes.txt`` in ``directory`` that is read, if it is there and ``class-names`` is empty."""
+    listed = directory / CLASS_FILE
+    return [listed] if is_file(listed) and not config.class_names else []
 
 
 def data_directory(dataset: str, data_dir: str, what: str) -> Path:

@@ -894,6 +894,7 @@ def test_names_for_the_classes_of_a_simulations_arrays(tmp_path):
         save_own(tmp_path / "clients", i)
     pooled = config(dataset="npz", data_dir=str(tmp_path), partition="iid")
     for cfg, listed in ((pooled, tmp_path), (clients_config(tmp_path / "clients"), tmp_path / "clients")):
+        data.forget_altered(cfg)
         assert data.load_client(cfg, 0, 2).class_names == ()
         named = replace(cfg, class_names="cat, dog,cow,pig")
         assert data.outline(named, 2).num_classes == data.describe(named, 2).num_classes == 4
@@ -904,8 +905,13 @@ def test_names_for_the_classes_of_a_simulations_arrays(tmp_path):
         text = message(data.outline, replace(named, num_classes=3), 2)
         assert text == "class-names has 4 classes; num-classes = 3 must be at least that, or 0"
         (listed / "classes.txt").write_text("a\nb\nc\n")
-        data.datasets.load_pool.cache_clear()
+        before = data.digest(cfg)
+        data.forget_altered(cfg)
         assert data.load_client(cfg, 0, 2).class_names == ("a", "b", "c")
+        (listed / "classes.txt").write_text("a\nb\nc\nd\n")
+        data.forget_altered(cfg)
+        assert data.outline(cfg, 2).num_classes == data.load_client(cfg, 0, 2).num_classes == 4
+        assert data.digest(cfg) != before
     assert data.load_client(config(class_names="0,1,2,3,4,5,6,7,8,nine"), 0, 2).class_names[9] == "nine"
     text = message(data.outline, config(dataset="mnist", data_dir="/nowhere", class_names="a,b"), 2)
     assert text.startswith("dataset mnist has label 9; class-names or classes.txt has 2 classes")
