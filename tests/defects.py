@@ -4277,8 +4277,8 @@ DEFECTS: list[Defect] = [
         "data/datasets.py",
         (
             "the names of classes are in no digest",
-            "lists = [listed] if is_file(listed) and not config.class_names else []",
-            "lists: list[Path] = []",
+            "return [listed] if is_file(listed) and not config.class_names else []",
+            "return []",
             "tests/test_data_images.py::test_names_of_classes_that_were_altered_are_read_anew_by_the_next_run",
         ),
     ),
