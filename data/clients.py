@@ -34,8 +34,10 @@ from data.files import check_distinct, entries, is_dir, is_file, sha256_of, stat
 from data.images import (
     Form,
     ImageFiles,
+    check_images,
     check_named,
     class_folders,
+    class_name,
     class_names,
     decoded,
     find_images,
@@ -307,14 +309,15 @@ def check_own(directory: Path) -> None:
     """Check what needs no run config: that ``load_own`` would find its files or folders, and what headers tell.
 
     Raises:
-        DataError: there are neither or both, an array or the class folders are missing, or no run could use an array.
+        DataError: there are neither or both, an array or the class folders are missing, or no run could use an array
+            or an image.
     """
     files, parts = _own_files_or_parts(directory)
     if files:
         train, test = map(check_header, files)
         check_alike(train, test, (f"{files[0]}", f"{files[1]}"))
     for part in parts:
-        find_images(part, [folder.name for folder in class_folders(part)])
+        check_images(find_images(part, [class_name(folder) for folder in class_folders(part)]).files)
 
 
 def _own_files_or_parts(directory: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:

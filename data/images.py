@@ -8,9 +8,10 @@ import stat
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,9 @@ from common.durable import digest, make_folder, read_manifest, write_manifest, w
 from common.errors import ConfigError, DataError, one_line
 from common.memory import available_memory
 from data.files import check_distinct, entries, is_dir, is_file, status
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 log = logging.getLogger("flwr")
 
@@ -115,10 +119,10 @@ def class_names(directory: Path, parts: Sequence[Path], names: tuple[str, ...], 
     folders = [folder for part in parts for folder in _some_folders(part)]
     names, source = listed_names(directory, names)
     if not names:
-        names, source = tuple(sorted({_name(folder) for folder in folders})), str(directory)
+        names, source = tuple(sorted({class_name(folder) for folder in folders})), str(directory)
     for folder in folders:
-        if _name(folder) not in names:
-            hint = nearest(_name(folder), names) or f"; they are {', '.join(names)}"
+        if class_name(folder) not in names:
+            hint = nearest(class_name(folder), names) or f"; they are {', '.join(names)}"
             raise DataError(f"{folder} is not one of the classes of {source}{hint}")
     check_named(names, source, num_classes)
     return names
@@ -151,8 +155,8 @@ def given_names(directory: Path, parts: Sequence[Path], names: tuple[str, ...]) 
             f"has; set class-names, or write {CLASS_FILE} beside its train/ and test/"
         )
     for folder in (folder for part in parts for folder in class_folders(part)):
-        if _name(folder) not in names:
-            hint = nearest(_name(folder), names) or f"; they are {', '.join(names)}"
+        if class_name(folder) not in names:
+            hint = nearest(class_name(folder), names) or f"; they are {', '.join(names)}"
             log.warning("%s is passed over: it is not one of the classes of %s%s", folder, source, hint)
     return names
 
@@ -182,9 +186,9 @@ def find_images(part: Path, names: Sequence[str], *, silent: bool = False) -> Im
     """
     files, labels, stamps = [], [], []
     for folder in class_folders(part) if silent else _some_folders(part):
-        if silent and _name(folder) not in names:
+        if silent and class_name(folder) not in names:
             continue
-        label = names.index(_name(folder))
+        label = names.index(class_name(folder))
         for path in _walk(folder):
             found = status(path)
             if found is None or not stat.S_ISREG(found.st_mode):
@@ -209,11 +213,7 @@ def read_images(files: Sequence[str], form: Form, *, mixed: bool) -> npt.NDArray
             first in size, or in kind if not ``mixed``; or this machine has no memory for all of them.
     """
     pixels = np.empty((0, form.channels or 1, form.size, form.size), dtype=np.uint8)
-    with warnings.catch_warnings():
-        from PIL import Image
-
-        warnings.simplefilter("ignore")  # about metadata
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
+    with _strict():
         for i, file in enumerate(files):
             if i == 0 and form.size:
                 check_size(len(files), form)
@@ -235,6 +235,29 @@ def read_images(files: Sequence[str], form: Form, *, mixed: bool) -> npt.NDArray
                     pixels = np.repeat(pixels, 3, axis=1)
             pixels[i] = image
     return pixels
+
+
+def check_images(files: Sequence[str]) -> None:
+    """Check what the headers of images tell: that they can be opened, and have at most 8 bits a channel.
+
+    Raises:
+        DataError: names the first that cannot be used.
+    """
+    with _strict():
+        for file in files:
+            with _opened(file):
+                pass
+
+
+@contextmanager
+def _strict() -> Iterator[None]:
+    """Let an image of very many pixels raise an error, and pass over warnings about metadata."""
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield
 
 
 def decoded(cache: Path | None, key: object, decode: Callable[[], npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
@@ -311,7 +334,8 @@ def _some_folders(part: Path) -> list[Path]:
     return folders
 
 
-def _name(folder: Path) -> str:
+def class_name(folder: Path) -> str:
+    """Return the name of the class whose images a folder has."""
     # NFC, because macOS may store accents decomposed.
     return unicodedata.normalize("NFC", folder.name)
 
@@ -348,30 +372,42 @@ def _walk(folder: Path) -> Iterator[str]:
         seen.add(real)
 
 
-def _decode(file: str, form: Form) -> npt.NDArray[np.uint8]:
-    """Return one image, uint8 (channels, height, width)."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
+@contextmanager
+def _opened(file: str) -> "Iterator[Image]":
+    """Open one image, whose pixels the block decodes.
+
+    Raises:
+        DataError: it cannot be opened, or decoded by the block, or has more than 8 bits a channel.
+    """
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(file, formats=_FORMATS) as opened:
-            deep = _more_than_8_bits(opened, file)
-            if deep:
+            if deep := _more_than_8_bits(opened, file):
                 raise DataError(
                     f"{file}: has more than 8 bits a channel ({deep}); save it with the range that counts as 0 to 255"
                 )
             if opened.format == "PNG" and not _has_end(file):
                 raise DataError(f"{file}: cannot be decoded (it is truncated: the end of a PNG is missing)")
-            channels = form.channels or (1 if opened.mode in _GREY else 3)
-            image = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
-        if form.size:
-            image = image.resize((form.size, form.size), Image.Resampling.BILINEAR)
-        pixels: npt.NDArray[np.uint8] = np.asarray(image)
+            yield opened
     except DataError:
         raise
     except UnidentifiedImageError as error:
         raise DataError(f"{file}: cannot be decoded (it is no image, or not complete)") from error
     except Exception as error:  # on corrupt files Pillow's decoders raise errors of many types
         raise DataError(f"{file}: cannot be decoded ({one_line(error) or type(error).__name__})") from error
+
+
+def _decode(file: str, form: Form) -> npt.NDArray[np.uint8]:
+    """Return one image, uint8 (channels, height, width)."""
+    from PIL import Image, ImageOps
+
+    with _opened(file) as opened:
+        channels = form.channels or (1 if opened.mode in _GREY else 3)
+        image = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
+        if form.size:
+            image = image.resize((form.size, form.size), Image.Resampling.BILINEAR)
+        pixels: npt.NDArray[np.uint8] = np.asarray(image)
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 

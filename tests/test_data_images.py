@@ -648,6 +648,23 @@ def test_what_cannot_be_decoded_is_named(tmp_path, name, content, reason):
     assert reason in text
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "wrong"),
+    [
+        ("empty.png", b"", "cannot be decoded (it is no image, or not complete)"),
+        ("half.png", whole(".png")[:500], "cannot be decoded (it is truncated: the end of a PNG is missing)"),
+        ("deep.png", png(5, 4, 16, 2, bytes(4 * 31)), "has more than 8 bits a channel (16 bits)"),
+        ("large.png", png(10000, 10000), "cannot be decoded (Image size (100000000 pixels) exceeds limit of"),
+    ],
+)
+def test_a_node_does_not_wait_with_an_image_that_no_run_could_use(tmp_path, name, content, wrong):
+    save_node(tmp_path, {unicodedata.normalize("NFD", "blé"): 2, "a": 2})
+    data.check_own(tmp_path)
+    path = tmp_path / "test" / "dog" / name
+    path.write_bytes(content)
+    assert message(data.check_own, tmp_path).startswith(f"{path}: {wrong}")
+
+
 def test_more_than_eight_bits_are_not_cut_off(tmp_path):
     for dtype, name, mode in ((np.uint16, "a.png", "I;16"), (np.int32, "b.tif", "I"), (np.float32, "c.tif", "F")):
         save(tmp_path / name, np.full((4, 4), 4000, dtype))
