@@ -295,10 +295,12 @@ class FloretClient(LocalTraining, NumPyClient):
             FloretError: a tensor has another shape than the model's, or the model has none of its name.
         """
         own = self._agreed.tensors | self._network_tensors()
-        for name, tensor in tensors.items():
-            if name not in own or own[name].shape != tensor.shape:
-                have = tuple(own[name].shape) if name in own else "none"
-                raise FloretError(f"tensor {name} {tuple(tensor.shape)} does not fit the model's: {have}")
+        for name, tensor in sorted(tensors.items()):
+            if name not in own:
+                raise FloretError(f"the model has no tensor {name}")
+            if own[name].shape != tensor.shape:
+                have = f"{tuple(tensor.shape)}, that of the model {tuple(own[name].shape)}"
+                raise FloretError(f"tensor {name} has shape {have}")
             own[name].copy_(tensor)
 
     def check_size(self, arrays: NamedArrays) -> None:
