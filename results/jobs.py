@@ -50,7 +50,8 @@ def run_missing(
         Why a run failed, by the name of its folder.
 
     Raises:
-        FloretError: another program makes runs in the same folder, or another environment has the local SuperLink.
+        FloretError: another program makes runs in the same folder, or another environment has the local SuperLink; or
+            none is done, and all cannot be made for the same reason.
     """
     # Ended by a batch system or with its terminal, it stops its runs as at Ctrl-C.
     at_end(_interrupted)
@@ -66,8 +67,12 @@ def run_missing(
     if missing:
         runs.engine.check()
     runs.engine.expect(len({runs.folder(job.spec) for job in missing}))
+    checked = [(runs.check(job.spec), job) for job in missing]
+    reasons = {reason for reason, _ in checked}
+    if len(missing) == len(jobs) and len(reasons) == 1 and (reason := reasons.pop()):
+        raise FloretError(reason)
     # Those that cannot run come first: they say why at once, not after hours of the others.
-    missing.sort(key=lambda job: not runs.check(job.spec))
+    missing = [job for _, job in sorted(checked, key=lambda one: not one[0])]
     wanted: dict[str, list[Job]] = {}
     for job in missing:
         wanted.setdefault(runs.folder(job.spec).name, []).append(job)

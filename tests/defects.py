@@ -6609,6 +6609,16 @@ DEFECTS: list[Defect] = [
             "test_data_images.py::test_a_node_does_not_wait_with_an_image_that_no_run_could_use",
         ),
     ),
+    *_of(
+        "results",
+        "results/jobs.py",
+        (
+            "what hinders every run is said once for each",
+            "        raise FloretError(reason)\n",
+            "        pass\n",
+            "test_experiments.py::test_what_hinders_every_run_is_said_once",
+        ),
+    ),
 ]
 
 

@@ -2054,6 +2054,17 @@ def test_a_federation_config_that_is_not_understood_is_refused(
     assert not planned
 
 
+@pytest.mark.parametrize("name", ["sweep", "reproduce", "fit"])
+def test_what_hinders_every_run_is_said_once(tmp_path: Path, name: str) -> None:
+    seeds = ["--grid", "seed=[0, 1]"] if name == "sweep" else []
+    wrong = "--federation-config", "client-resources-num-cpus=100000"
+    ended = CliRunner().invoke(floret, arguments(name, tmp_path, *seeds, *wrong))
+    assert isinstance(ended.exception, FloretError)
+    assert str(ended.exception).startswith("--federation-config client-resources-num-cpus=100000: there are ")
+    assert "failed" not in ended.output
+    assert not list(tmp_path.glob("out/*.json"))
+
+
 @pytest.mark.parametrize("name", ["sweep", "fit"])
 def test_a_key_of_the_grid_is_no_key_of_every_run(tmp_path: Path, planned: list[RunSpec], name: str) -> None:
     ended = CliRunner().invoke(floret, arguments(name, tmp_path, "-c", "rounds=2", "-c", "alpha=0.1"))
