@@ -9,7 +9,7 @@ import difflib
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_origin
@@ -356,10 +356,18 @@ def check_known(
     """Refuse a key that ``of``, which ``page`` is about, does not have.
 
     Raises:
-        ConfigError: names the key and the nearest known one.
+        ConfigError: names the key and the nearest known one, or those that have its name in tables of methods.
     """
     known = list(known)
     for key in values:
         if key not in known:
-            hint = nearest(key, known) or f"; see {page}"
+            hint = _in_tables(key, str(values.get("method", "")), known) or nearest(key, known) or f"; see {page}"
             raise ConfigError(f"{key} is not a key of {of}{hint}")
+
+
+def _in_tables(key: str, method: str, known: Sequence[str]) -> str:
+    """Return ``" (did you mean 'fedprox.mu' or 'gpfl.mu'?)"`` for ``mu``, that of ``method`` alone if it has one."""
+    found = [name for name in known if name.endswith(f".{key}")]
+    if f"{method}.{key}" in found:
+        found = [f"{method}.{key}"]
+    return f" (did you mean {' or '.join(map(repr, found))}?)" if found else ""

@@ -14,6 +14,9 @@ from common.errors import ConfigError
 # As `flwr run` reads it: pairs of key and value, the value perhaps quoted, separated by white space.
 PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
 
+# What was meant as a text, without its quotes.
+_WORD = re.compile(r"[A-Za-z~/][\w.,:/~+-]*")
+
 
 def as_pairs(keys: Mapping[str, Any]) -> str:
     """Return keys as ``flwr run`` reads a ``--run-config``, and a SuperNode its ``--node-config``.
@@ -72,7 +75,25 @@ def _parse(text: str, of: str, example: str) -> dict[str, Any]:
         raise ConfigError(f"{of} {text}: {error.strerror}") from error
     except ValueError as error:  # a TOMLDecodeError, or a number of more digits than Python reads
         right = "a TOML file, with one key = value on a line" if file else f"like {example}"
-        raise ConfigError(f"{of} {text!r} cannot be read ({error}); it must be {right}") from error
+        wrong = "" if file else next((wrong for pair in _pairs(text, of) if (wrong := _wrong(*pair))), "")
+        raise ConfigError(f"{of} {text!r} cannot be read ({wrong or error}); it must be {right}") from error
+
+
+def _wrong(key: str, value: str) -> str:
+    """Return what is wrong with a key or its value, or an empty text."""
+    try:
+        tomllib.loads(f"{key} = 0")
+    except ValueError:
+        return f"{key!r} is not the name of a key"
+    try:
+        tomllib.loads(f"{key} = {value}")
+    except ValueError:
+        if value.lower() in ("true", "false"):
+            return f"{key}: {value} has small letters here, {value.lower()}"
+        if _WORD.fullmatch(value):
+            return f'{key}: a text has double quotes, {key}="{value}"'
+        return f"{key}: {value:.60} is no number that can be read, nor true, false or a text in quotes"
+    return ""
 
 
 def _pairs(text: str, of: str) -> list[tuple[str, str]]:

@@ -6619,6 +6619,26 @@ DEFECTS: list[Defect] = [
             "test_experiments.py::test_what_hinders_every_run_is_said_once",
         ),
     ),
+    *_of(
+        "config",
+        "common/run_config.py",
+        (
+            "a run config that cannot be read: the pair is not named",
+            "cannot be read ({wrong or error})",
+            "cannot be read ({error})",
+            "test_config.py::test_the_pair_that_cannot_be_read_is_named",
+        ),
+    ),
+    *_of(
+        "config",
+        "common/config.py",
+        (
+            "a key without its method's name is not looked for",
+            'hint = _in_tables(key, str(values.get("method", "")), known) or nearest',
+            "hint = nearest",
+            "test_config.py::test_a_key_without_its_methods_name_is_found",
+        ),
+    ),
 ]
 
 

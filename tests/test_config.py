@@ -20,7 +20,15 @@ from common.errors import ConfigError, FloretError
 from common.flower import check_connection
 from common.home import floret_home
 from common.local_superlink import simulated_clients
-from common.run_config import as_pairs, default_config, parse_run_config, parse_run_configs, run_config_text
+from common.run_config import (
+    as_pairs,
+    default_config,
+    merged,
+    own_config,
+    parse_run_config,
+    parse_run_configs,
+    run_config_text,
+)
 from common.yamlfile import read_yaml
 from results.page import write_sweep_page
 from results.sweep import combinations, markdown, rows, table_row
@@ -495,6 +503,37 @@ def test_a_number_of_many_digits_is_one_line(tmp_path: Path) -> None:
             read_config(run_config(tmp_path, alpha=number))
     with pytest.raises(ConfigError, match=r"^run config 'alpha=9+' cannot be read \([^\n]*\); it must be like [^\n]*$"):
         parse_run_config("alpha=" + "9" * 5000)
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("lr=0.1 method=fedper", 'method: a text has double quotes, method="fedper"'),
+        ("data-dir=~/my-data/a.npz", 'data-dir: a text has double quotes, data-dir="~/my-data/a.npz"'),
+        ("download=True", "download: True has small letters here, true"),
+        ("lr=0,1", "lr: 0,1 is no number that can be read, nor true, false or a text in quotes"),
+        ("lr=0.1 x'y=1", '"x\'y" is not the name of a key'),
+        ("a.b=1 a=2", "Cannot overwrite a value"),
+    ],
+)
+def test_the_pair_that_cannot_be_read_is_named(text: str, wrong: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_run_config(text)
+    assert str(refused.value).startswith(f"run config {text!r} cannot be read ({wrong}")
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("delta=0.1", "(did you mean 'privacy.delta' or 'criticalfl.delta' or 'per-fedavg.delta'?)"),
+        ('method="criticalfl" delta=0.1', "(did you mean 'criticalfl.delta'?)"),
+        ('method="fedper" roundz=3', "(did you mean 'rounds'?)"),
+    ],
+)
+def test_a_key_without_its_methods_name_is_found(text: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        merged(own_config(), parse_run_config(text))
+    assert str(refused.value).endswith(f" is not a key of the run config {hint}")
 
 
 def test_a_grid_is_every_combination_of_its_values() -> None:
