@@ -52,6 +52,8 @@ def _names(known: tuple[str, ...] | None = None) -> Any:
 
     def check(names: tuple[str, ...]) -> str | None:
         for name in names:
+            if "," in name:
+                return f"names are a list, as in [{name}]"
             wrong = one_of(name, [*known, ALL]) if known is not None else folder_name(name)
             if wrong:
                 return f"{name!r}: {wrong}"

@@ -985,6 +985,7 @@ WRONG = [
     ("leaves: [extractr]", "'extractr': must be one of model, extractor"),
     ("leaves: 3", "leaves = 3: must be a list of names"),
     ("methods: [fedperr]", "did you mean 'fedper'?"),
+    ("methods: fedper, fedrep", "methods = 'fedper, fedrep': names are a list, as in [fedper, fedrep]"),
     ("federations: [../x]", "must be 1 to 100 letters"),
     ("accuracies: some", "must be one of exact, rounded, none"),
     ("accuracies: no", "accuracies = False: must be one of exact, rounded, none, as a text"),
