@@ -1,4 +1,4 @@
-"""``floret curve``: accuracy over the values of a key, as a picture and tables."""
+"""``floret curve``: accuracy over the values of a key, or over rounds, as a picture and tables."""
 
 from pathlib import Path
 
@@ -10,13 +10,26 @@ from common.errors import FloretError
 
 @click.command()
 @click.argument("key")
-@click.argument("sweeps", metavar="NAME=FOLDER...", nargs=-1, required=True)
+@click.argument("places", metavar="NAME=FOLDER...", nargs=-1, required=True)
 @click.option(
     "--without",
     default="none",
     show_default=True,
     metavar="TEXT",
     help="What sweeps that do not vary KEY are called on its axis.",
+)
+@click.option(
+    "--when",
+    type=click.Choice(["before", "after"]),
+    default="after",
+    show_default=True,
+    help="The accuracy in the picture: before or after local training.",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="NAME",
+    help="Only this row or column of tables, `*` for any text; repeatable.",
 )
 @click.option(
     "--output",
@@ -26,12 +39,13 @@ from common.errors import FloretError
     metavar="FILE",
     help="Writes FILE.svg, FILE.md and FILE.json.",
 )
-def curve(key: str, sweeps: tuple[str, ...], without: str, output: Path) -> None:
-    """Draw accuracy over the values of KEY, such as privacy.epsilon.
+def curve(key: str, places: tuple[str, ...], without: str, when: str, only: tuple[str, ...], output: Path) -> None:
+    """Draw accuracy over the values of KEY, such as privacy.epsilon, or over rounds: KEY round.
 
     Each NAME is a panel, FOLDER what `floret sweep` wrote; several may have the same NAME. A line is a combination of
     the other keys of the grid, mean and standard deviation over seeds. A sweep that does not vary KEY, such as one
-    without privacy, gives points beside the lines.
+    without privacy, gives points beside the lines. Over rounds a place may also be FILE.json or NAME=FILE.json, which
+    `floret reproduce` wrote: a panel for each column, a line for each row.
     """
     from common.extras import require
 
@@ -45,13 +59,15 @@ def curve(key: str, sweeps: tuple[str, ...], without: str, output: Path) -> None
             f"--output {output}: ends in {output.suffix}; three files are written, {output.stem}.svg, .md and .json; "
             f"leave {output.suffix} out"
         )
-    folders = []
-    for text in sweeps:
-        name, equals, folder = text.partition("=")
-        if not (name and equals and folder and name.isprintable()):
+    named = []
+    for text in places:
+        name, equals, place = text.partition("=")
+        if text.endswith(".json") and Path(text).is_file():
+            name, place = "", text
+        elif not (name and equals and place and name.isprintable()):
             raise FloretError(f"{text}: must be like '10 clients=sweeps/ten', a heading and a sweep's folder")
-        folders.append((name, Path(folder)))
-    study = Study.read(key, without, folders)
+        named.append((name, Path(place)))
+    study = Study.read(key, without, named, when=when, only=only)
     output.parent.mkdir(parents=True, exist_ok=True)
     for path in study.write(output):
         click.echo(f"written: {path}")

@@ -1,4 +1,4 @@
-"""Accuracy over the values of a key, from sweeps: a table and a picture with a panel for each part of a study."""
+"""Accuracy over the values of a key or over rounds: a table and a picture with a panel for each part of a study."""
 
 import json
 import re
@@ -6,24 +6,30 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, pstdev
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from markupsafe import escape
 
 from common.config import one_of
 from common.durable import read_plain, write_whole
 from common.errors import FloretError, printable
-from results.history import is_number
-from results.measured import ENVIRONMENT, LARGEST
+from results.experiment import selected
+from results.history import is_number, whole
+from results.measured import ENVIRONMENT, LARGEST, MeasuredRun, loaded
 from results.report_charts import MUTED, SETTINGS, painted, style
 from results.sweep import markdown, unread
 from results.tables import environment_notes
 from results.text import percent_over_runs, plain
 
-_PANEL, _HEIGHT = 400, 340  # px of a panel
+# KEY for accuracy over rounds, which no run config has.
+ROUND = "round"
+_PANEL, _HEIGHT, _BESIDE = 400, 340, 3  # px of a panel; how many stand beside each other
+_MOST_ROUNDS = 8  # in a table
+_FIRST_ROUND = "A line begins with the first round by which every client, in all seeds, was measured."
 _MOST_MISSING = 20  # runs that are named
 _LONGEST = 100_000  # characters of the keys of a sweep
 MEASURES = {"after": "test", "before": "before", "worst decile": "worst_decile"}
+Point = tuple[Path, Mapping[str, Any], Mapping[str, Any]]
 # Of one machine, and no part of what was run.
 _PATHS = re.compile(r"""(?<![\w.-])(data-dir|output-dir|resume|tracker)\s*=\s*("[^"]*"|'[^']*')\s*""")
 Summary = Mapping[str, Any]
@@ -43,8 +49,10 @@ class Panel:
     lines: Mapping[str, Mapping[float | None, Mapping[int, Summary]]]
 
     @classmethod
-    def of(cls, name: str, key: str, runs: Sequence[tuple[Path, Mapping[str, Any], Summary]]) -> Self:
+    def of(cls, name: str, key: str, runs: Sequence[Point]) -> Self:
         """Return the panel of runs, each the file that it is of, its keys, and what it measured.
+
+        Of rounds those remain that all seeds of a line have.
 
         Raises:
             FloretError: a value of the key is no number, or two runs have the same keys.
@@ -67,6 +75,11 @@ class Panel:
             line: {value: dict(sorted(each.items())) for value, each in values.items()}
             for line, values in lines.items()
         }
+        if key == ROUND:
+            for values in in_order.values():
+                most = max(map(len, values.values()))
+                for value in [value for value, each in values.items() if len(each) < most]:
+                    del values[value]
         return cls(name, in_order)
 
     @property
@@ -104,18 +117,44 @@ class Panel:
         return f"over seeds, not the same ones for all points: {'; '.join(parts)}"
 
 
-@dataclass(frozen=True)
-class Study:
-    """Sweeps over one key.
+class _Cell(NamedTuple):
+    """A run of a table."""
+
+    row: str
+    column: str
+    run: MeasuredRun
+
+
+class _Source(NamedTuple):
+    """What a panel gets from a sweep, or from a column of a table.
 
     Attributes:
-        key: the key of the horizontal axis.
+        runs: what was measured; over rounds each of them.
+        unfinished: the keys of runs that no sweep has finished.
+        about: of each run that says it.
+        kept: what the study keeps of it.
+    """
+
+    runs: Sequence[Point]
+    unfinished: Sequence[Mapping[str, Any]]
+    about: Sequence[Mapping[str, Any]]
+    kept: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Study:
+    """Sweeps over one key, or sweeps and tables over rounds.
+
+    Attributes:
+        key: the key of the horizontal axis, or ``ROUND``.
         without: what the place of sweeps without the key is called.
         panels: in order.
-        sweeps: what they were read from: by panel, each sweep.json without what a run says of itself.
+        sweeps: what they were read from: by panel, each sweep.json without what a run says of itself, and of a table
+            its rows.
         about: of each run that says it, from which npz file, of which digest, with which commit, machine and versions
             it was made.
         missing: by panel, the keys of each run of the grids that no sweep has finished.
+        when: ``before`` or ``after`` local training, in the picture.
     """
 
     key: str
@@ -124,49 +163,52 @@ class Study:
     sweeps: Mapping[str, Sequence[Mapping[str, Any]]]
     about: Sequence[Mapping[str, Any]]
     missing: Mapping[str, Sequence[str]]
+    when: str = "after"
 
     @classmethod
-    def read(cls, key: str, without: str, folders: Sequence[tuple[str, Path]]) -> Self:
-        """Return the study of sweeps' folders, each with the name of its panel.
+    def read(
+        cls,
+        key: str,
+        without: str,
+        places: Sequence[tuple[str, Path]],
+        *,
+        when: str = "after",
+        only: Sequence[str] = (),
+    ) -> Self:
+        """Return the study of sweeps' folders and, over rounds, files of tables, each with the name of its panel.
+
+        A table has a panel for each of its columns, with the name before that of the column if it is not empty.
+
+        Args:
+            key: the key, or ``ROUND``.
+            without: as the attribute.
+            places: name and folder or file.
+            when: as the attribute.
+            only: names of rows and columns of the tables; see ``experiment.selected``.
 
         Raises:
-            FloretError: a sweep.json cannot be read or does not fit, or no sweep of a panel has the key.
+            FloretError: a file cannot be read or does not fit, or no sweep of a panel has the key.
         """
         if key == "seed":
             raise FloretError("KEY seed: a point is the mean over seeds; name another key of the grid")
-        runs: dict[str, list[tuple[Path, Mapping[str, Any], Summary]]] = {}
+        tables = {place: _cells(place) for _, place in places if place.suffix == ".json"} if key == ROUND else {}
+        if only and not tables:
+            raise FloretError(f"--only {only[0]!r}: chooses rows and columns of tables; there is none")
+        chosen = dict(zip(tables, selected(list(tables.values()), only), strict=True))
+        runs: dict[str, list[Point]] = {}
         sweeps: dict[str, list[Mapping[str, Any]]] = {}
         about: list[Mapping[str, Any]] = []
         unfinished: dict[str, list[Mapping[str, Any]]] = {}
-        for name, folder in folders:
-            file = folder / "sweep.json"
-            try:
-                sweep = json.loads(read_plain(file, LARGEST))
-                found = [(file, _keys_and_seed(run), run["summary"]) for run in sweep["runs"] if run["summary"]]
-                failed = [dict(run["keys"]) for run in sweep["runs"] if not run["summary"]]
-                grid = [printable(each, _LONGEST) for each in sweep.get("grid", ())]
-                configs = {part: sweep.get(part, "") for part in ("run-config", "federation-config")}
-                if not all(isinstance(text, str) for text in configs.values()):
-                    raise TypeError("a config is no text")
-                told = [run["about"] for run in sweep["runs"] if "about" in run]
-                abouts = [
-                    {part: each[part] for part in ENVIRONMENT} | {part: each.get(part) for part in ("file", "digest")}
-                    for each in told
-                ]
-                environment_notes(abouts)
-                if not all(s[m] is None or is_number(s[m]) for _, _, s in found for m in MEASURES.values()):
-                    raise ValueError("an accuracy is no number")
-            except OSError as error:
-                raise FloretError(unread(file, error)) from error
-            except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-                raise FloretError(f"{file}: is not the sweep.json of a sweep ({error})") from error
-            runs.setdefault(name, []).extend(found)
-            unfinished.setdefault(name, []).extend(failed)
-            about += abouts
-            shown = [{"keys": run["keys"], "summary": run["summary"]} for run in sweep["runs"] if run["summary"]]
-            same = configs | {"run-config": _PATHS.sub("", configs["run-config"])}
-            texts = {part: printable(text, _LONGEST) for part, text in same.items()}
-            sweeps.setdefault(name, []).append({**sweep, "grid": grid, **texts, "runs": shown})
+        for name, place in places:
+            if place in chosen:
+                found = _of_table(name, place, chosen[place])
+            else:
+                found = {name: _of_sweep(place / "sweep.json", over_rounds=key == ROUND)}
+            for heading, source in found.items():
+                runs.setdefault(heading, []).extend(source.runs)
+                unfinished.setdefault(heading, []).extend(source.unfinished)
+                about += source.about
+                sweeps.setdefault(heading, []).append(source.kept)
         panels = tuple(Panel.of(name, key, each) for name, each in runs.items())
         for panel in panels:
             if all(value is None for value in panel.values):
@@ -184,7 +226,7 @@ class Study:
             ]
             for name, failed in unfinished.items()
         }
-        return cls(key, without, panels, sweeps, about, missing)
+        return cls(key, without, panels, sweeps, about, missing, when)
 
     def write(self, output: Path) -> list[Path]:
         """Write the picture, the tables and what both are made of beside each other; return the files."""
@@ -206,57 +248,82 @@ class Study:
     def page(self) -> str:
         """Return the tables as Markdown: mean ± standard deviation over seeds, percent."""
         notes = ["\n".join(f"- {note}" for note in environment_notes(self.about))] if self.about else []
-        parts = [f"# Accuracy over {self.key}", *notes]
+        parts = [f"# {self._title}", *notes]
         for panel in self.panels:
             spread = f"mean ± standard deviation (population) {panel.seeds(self._shown)}"
-            parts.append(f"## {panel.name}\n\nAccuracy on the test split in percent, {spread}.")
+            note = f" {_FIRST_ROUND}" if self.key == ROUND else ""
+            parts.append(f"## {panel.name}\n\nAccuracy on the test split in percent, {spread}.{note}")
             parts.append("\n".join(f"- `{' '.join(self._keys(sweep))}`" for sweep in self.sweeps[panel.name]))
             if missing := self.missing[panel.name]:
                 shown = "; ".join(f"`{keys}`" for keys in missing[:_MOST_MISSING])
                 rest = f"; and {len(missing) - _MOST_MISSING} more" if len(missing) > _MOST_MISSING else ""
                 parts.append(f"Not finished, so not in the tables: {shown}{rest}.")
-            for shown, measure in MEASURES.items():
-                head = [f"{shown}; {self.key}", *map(self._shown, panel.values)]
+            values = self._some(panel.values)
+            # Of a round only the means are kept.
+            for shown, measure in list(MEASURES.items())[: 2 if self.key == ROUND else None]:
+                head = [f"{shown}; {self.key}", *map(self._shown, values)]
                 rows = [
-                    [
-                        f"`{line}`",
-                        *(percent_over_runs(panel.accuracies(line, value, measure)) for value in panel.values),
-                    ]
+                    [f"`{line}`", *(percent_over_runs(panel.accuracies(line, value, measure)) for value in values)]
                     for line in panel.lines
                 ]
                 parts.append(markdown(head, rows))
         return "\n\n".join(parts) + "\n"
 
     def picture(self) -> str:
-        """Return accuracy after local training as an SVG document, which also has the numbers as text."""
-        width = _PANEL * len(self.panels)
+        """Return accuracy before or after local training as an SVG document, which also has the numbers as text."""
+        beside = min(len(self.panels), _BESIDE)
+        below = -(-len(self.panels) // beside)
+        width, height = _PANEL * beside, _HEIGHT * below
 
         def paint(figure: Any) -> None:
-            all_axes = figure.subplots(1, len(self.panels), squeeze=False, sharey=True)[0]
+            all_axes = figure.subplots(below, beside, squeeze=False, sharey=True)
             names = list(dict.fromkeys(line for panel in self.panels for line in panel.lines))
-            for axes, panel in zip(all_axes, self.panels, strict=True):
-                self._draw(axes, panel, names)
-            all_axes[0].set_ylabel("accuracy after local training, %")
+            draw = self._draw_rounds if self.key == ROUND else self._draw
+            for axes, panel in zip(all_axes.flat, self.panels, strict=False):
+                draw(axes, panel, names)
+                axes.set_xlabel(self.key)
+                axes.set_title(panel.name, fontsize=12, loc="left", color=MUTED)
+            for axes in all_axes.flat[len(self.panels) :]:
+                axes.remove()
+            for axes in all_axes[:, 0]:
+                axes.set_ylabel(f"accuracy {self.when} local training, %")
+            marks = {"marker": ""} if self.key == ROUND else {}
             handles = [
-                axis for i, name in enumerate(names) for axis in all_axes[0].plot([], [], **_style(i), label=name)
+                axis
+                for i, name in enumerate(names)
+                for axis in all_axes[0, 0].plot([], [], **_style(i) | marks, label=name)
             ]
-            figure.legend(handles=handles, loc="outside upper left", ncols=min(len(names), 3 * len(self.panels)))
+            figure.legend(handles=handles, loc="outside upper left", ncols=min(len(names), 3 * beside))
 
-        svg = painted(width, _HEIGHT, paint, SETTINGS | {"figure.facecolor": "white"})
+        svg = painted(width, height, paint, SETTINGS | {"figure.facecolor": "white"})
         text = escape("\n".join(self._says(panel) for panel in self.panels))
         opening = (
             f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" width="{width}" '
-            f'height="{_HEIGHT}" viewBox="0 0 {width} {_HEIGHT}" role="img">\n'
-            f"<title>Accuracy over {escape(self.key)}</title>\n<desc>{text}</desc>"
+            f'height="{height}" viewBox="0 0 {width} {height}" role="img">\n'
+            f"<title>{escape(self._title)}</title>\n<desc>{text}</desc>"
         )
         return re.sub(r"<svg[^>]*>", lambda _: opening, svg, count=1)
+
+    def _draw_rounds(self, axes: Any, panel: Panel, names: Sequence[str]) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        for line in panel.lines:
+            found = [(value, panel.accuracies(line, value, self._measure)) for value in panel.values]
+            shown = [(value, 100 * mean(values), 100 * pstdev(values)) for value, values in found if values]
+            rounds, means, spreads = zip(*shown, strict=True) if shown else ((), (), ())
+            how = _style(names.index(line)) | {"marker": ""}
+            axes.plot(rounds, means, **how)
+            if any(spreads):
+                low, high = ([m + sign * s for m, s in zip(means, spreads, strict=True)] for sign in (-1, 1))
+                axes.fill_between(rounds, low, high, color=how["color"], alpha=0.2, linewidth=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
     def _draw(self, axes: Any, panel: Panel, names: Sequence[str]) -> None:
         places = {value: place for place, value in enumerate(panel.values)}
         for line in panel.lines:
             # Lines a little beside each other: where they meet, deviations would hide each other.
             aside = 0.06 * (names.index(line) - (len(names) - 1) / 2)
-            found = {value: [100 * a for a in panel.accuracies(line, value, "test")] for value in panel.values}
+            found = {value: [100 * a for a in panel.accuracies(line, value, self._measure)] for value in panel.values}
             shown = {places[value]: values for value, values in found.items() if values}
             how = _style(names.index(line))
             for x, values in shown.items():
@@ -269,19 +336,31 @@ class Study:
             for x in set(shown) - set(joined):
                 axes.plot(x + aside, mean(shown[x]), **how)
         axes.set_xticks(range(len(places)), [self._shown(value) for value in panel.values])
-        axes.set_xlabel(self.key)
-        axes.set_title(panel.name, fontsize=12, loc="left", color=MUTED)
+
+    @property
+    def _title(self) -> str:
+        return "Accuracy over rounds" if self.key == ROUND else f"Accuracy over {self.key}"
+
+    @property
+    def _measure(self) -> str:
+        return MEASURES[self.when]
+
+    def _some(self, values: Sequence[float | None]) -> Sequence[float | None]:
+        """Return the values that a table shows; of rounds every so many, and the last."""
+        step = -(-len(values) // _MOST_ROUNDS) if self.key == ROUND else 1
+        return values[::-1][::step][::-1]
 
     @staticmethod
     def _keys(sweep: Mapping[str, Any]) -> list[str]:
-        return [*sweep.get("grid", ()), *filter(None, (sweep.get("run-config"), sweep.get("federation-config")))]
+        parts = (sweep.get("table"), sweep.get("run-config"), sweep.get("federation-config"))
+        return [*sweep.get("grid", ()), *filter(None, parts)]
 
     def _says(self, panel: Panel) -> str:
         lines = (
             f"{line}: "
             + ", ".join(
-                f"{self._shown(value)} {percent_over_runs(panel.accuracies(line, value, 'test'))}"
-                for value in panel.values
+                f"{self._shown(value)} {percent_over_runs(panel.accuracies(line, value, self._measure))}"
+                for value in self._some(panel.values)
             )
             for line in panel.lines
         )
@@ -289,6 +368,84 @@ class Study:
 
     def _shown(self, value: float | None) -> str:
         return self.without if value is None else plain(value)
+
+
+def _of_sweep(file: Path, *, over_rounds: bool) -> _Source:
+    """Read a sweep.json.
+
+    Raises:
+        FloretError: it cannot be read, or is of a version that kept no curves where they are wanted.
+    """
+    try:
+        sweep = json.loads(read_plain(file, LARGEST))
+        done = [run for run in sweep["runs"] if run["summary"]]
+        failed = [dict(run["keys"]) for run in sweep["runs"] if not run["summary"]]
+        grid = [printable(each, _LONGEST) for each in sweep.get("grid", ())]
+        configs = {part: sweep.get(part, "") for part in ("run-config", "federation-config")}
+        if not all(isinstance(text, str) for text in configs.values()):
+            raise TypeError("a config is no text")
+        told = [run["about"] for run in sweep["runs"] if "about" in run]
+        about = [
+            {part: each[part] for part in ENVIRONMENT} | {part: each.get(part) for part in ("file", "digest")}
+            for each in told
+        ]
+        environment_notes(about)
+        found: list[Point] = []
+        for run in done:
+            keys = _keys_and_seed(run)
+            if not over_rounds:
+                found.append((file, keys, run["summary"]))
+            elif "curve" in run:
+                found += _points(file, keys, run["curve"])
+            else:
+                raise FloretError(f"{file}: has no curves; give its floret sweep again, which makes no run again")
+        if not all(s[m] is None or is_number(s[m]) for _, _, s in found for m in MEASURES.values()):
+            raise ValueError("an accuracy is no number")
+    except OSError as error:
+        raise FloretError(unread(file, error)) from error
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
+        raise FloretError(f"{file}: is not the sweep.json of a sweep ({error})") from error
+    parts = ("keys", "summary", "curve") if over_rounds else ("keys", "summary")
+    same = configs | {"run-config": _PATHS.sub("", configs["run-config"])}
+    texts = {part: printable(text, _LONGEST) for part, text in same.items()}
+    kept = {**sweep, "grid": grid, **texts, "runs": [{part: run[part] for part in parts} for run in done]}
+    return _Source(found, failed, about, kept)
+
+
+def _cells(file: Path) -> list[_Cell]:
+    """Return the runs of a table that are done.
+
+    Raises:
+        FloretError: the file is none that ``floret reproduce`` wrote.
+    """
+    runs = loaded(file, advice="name a file that floret reproduce wrote")[1]
+    if not runs:
+        raise FloretError(f"{file}: has no run that is done, or is not there; name a file that floret reproduce wrote")
+    return [_Cell(str(entry["row"]), str(entry["column"]), run) for entry, run in runs]
+
+
+def _of_table(name: str, file: Path, cells: Sequence[_Cell]) -> dict[str, _Source]:
+    """Return what the columns of a table give, by the names of their panels."""
+    found: dict[str, _Source] = {}
+    for column in dict.fromkeys(cell.column for cell in cells):
+        runs = [(cell.row, cell.run) for cell in cells if cell.column == column]
+        points, kept = list[Point](), list[Any]()
+        for row, run in runs:
+            seed = run.about["config"]["seed"]
+            points += _points(file, {"method": row, "seed": seed}, run.curve)
+            kept.append({"row": row, "seed": seed, "curve": run.curve})
+        panel = printable(f"{name}: {column}" if name else column)
+        table = {"table": printable(f"{file.name}, {column}"), "runs": kept}
+        found[panel] = _Source(points, (), [run.about for _, run in runs], table)
+    return found
+
+
+def _points(file: Path, keys: Mapping[str, Any], curve: Iterable[Sequence[Any]]) -> list[Point]:
+    """Return a run's rounds: number, accuracy before and after local training."""
+    return [
+        (file, {**keys, ROUND: whole(number)}, {"before": before, "test": after, "worst_decile": None})
+        for number, before, after in curve
+    ]
 
 
 def _keys_and_seed(run: Mapping[str, Any]) -> dict[str, Any]:

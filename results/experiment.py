@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import mean
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from common.config import RunConfig, check_keys, nearest, one_of, own_keys
 from common.errors import ConfigError
@@ -120,6 +120,21 @@ class Claim:
     than: tuple[str, ...]
     columns: tuple[str, ...]
     by: float
+
+
+class Placed(Protocol):
+    """Something with a place in a table."""
+
+    @property
+    def row(self) -> str:
+        """The name of its row."""
+
+    @property
+    def column(self) -> str:
+        """The name of its column."""
+
+
+PlacedT = TypeVar("PlacedT", bound=Placed)
 
 
 @dataclass(frozen=True)
@@ -502,7 +517,7 @@ class Data:
         return {**keys, **instead, **where, "download": self.download}
 
 
-def selected(tables: Sequence[Sequence[PlannedRun]], patterns: Sequence[str]) -> list[list[PlannedRun]]:
+def selected(tables: Sequence[Sequence[PlacedT]], patterns: Sequence[str]) -> list[list[PlacedT]]:
     """Return the runs whose row matches one of the patterns for rows, and whose column one of those for columns.
 
     Args:

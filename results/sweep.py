@@ -14,6 +14,7 @@ from common.durable import write_whole
 from common.errors import ConfigError, FloretError, printable
 from common.run_config import federation_text, parse_federation_configs, parse_run_configs
 from results.jobs import Job
+from results.measured import thin_curve
 from results.run import Run
 from results.runs import PLACES, SET_BY_COMMAND, Runs, RunSpec
 from results.text import cells, percent_over_runs
@@ -126,6 +127,7 @@ class Sweep:
                 {
                     "keys": keys,
                     "summary": summary,
+                    **({"curve": thin_curve(outcome.run.history, "after")} if outcome and summary else {}),
                     **({} if ended is None else {"ended_after": ended}),
                     **({"about": outcome.about} if outcome else {}),
                 }

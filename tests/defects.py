@@ -6639,6 +6639,26 @@ DEFECTS: list[Defect] = [
             "test_config.py::test_a_key_without_its_methods_name_is_found",
         ),
     ),
+    *_of(
+        "results",
+        "results/curve.py",
+        (
+            "curve: a mean over rounds is of some of the seeds",
+            "if len(each) < most]:",
+            "if len(each) < 1]:",
+            "test_curve.py::test_accuracy_over_rounds_is_of_those_that_all_seeds_have",
+        ),
+    ),
+    *_of(
+        "results",
+        "results/curve.py",
+        (
+            "curve: before local training is drawn as after",
+            "        return MEASURES[self.when]",
+            '        return MEASURES["after"]',
+            "test_curve.py::test_accuracy_over_rounds_is_of_those_that_all_seeds_have",
+        ),
+    ),
 ]
 
 

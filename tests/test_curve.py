@@ -265,3 +265,104 @@ def test_what_is_no_sweep_is_refused(tmp_path: Path, text: str) -> None:
     assert "must be the name of files without their endings" in str(result.exception)
     result = CliRunner().invoke(floret, ["curve", KEY, f"10 clients={tmp_path}", "-o", str(tmp_path / "fig.pdf")])
     assert "fig.pdf: ends in .pdf; three files are written, fig.svg, .md and .json" in str(result.exception)
+
+
+# Over rounds
+
+
+def write_curves(folder: Path, *runs: tuple[dict[str, Any], list[Any]]) -> Path:
+    """Write a sweep whose runs have these keys and curves."""
+    write_sweep(folder, *(keys for keys, _ in runs))
+    sweep = json.loads((folder / "sweep.json").read_text())
+    for run, (_, curve) in zip(sweep["runs"], runs, strict=True):
+        run["curve"] = curve
+    (folder / "sweep.json").write_text(json.dumps(sweep))
+    return folder
+
+
+def test_accuracy_over_rounds_is_of_those_that_all_seeds_have(tmp_path: Path) -> None:
+    folder = write_curves(
+        tmp_path / "a",
+        ({"method": "fedper", "seed": 0}, [[2, 0.1, 0.2], [4, 0.2, 0.4], [6, 0.3, 0.6]]),
+        ({"method": "fedper", "seed": 1}, [[4, 0.3, 0.6], [6, 0.3, 0.7]]),
+        ({"method": "local", "seed": 0}, [[2, None, 0.5]]),
+        ({"method": "local", "seed": 1}, [[2, None, 0.5]]),
+    )
+    command = ["curve", "round", f"Wards={folder}", "-o", str(tmp_path / "found")]
+    page = CliRunner().invoke(floret, command, catch_exceptions=False).output
+    assert page.splitlines()[4] == "# Accuracy over rounds"
+    assert "(population) over seeds 0, 1. A line begins with the first round by which every client, in all" in page
+    assert (
+        "| after; round | 2 | 4 | 6 |\n|---|---|---|---|\n"
+        "| `fedper` | - | 50.0 ± 10.0 | 65.0 ± 5.0 |\n| `local` | 50.0 ± 0.0 | - | - |"
+    ) in page
+    assert "| `fedper` | - | 25.0 ± 5.0 | 30.0 ± 0.0 |\n| `local` | - | - | - |" in page
+    assert "worst decile" not in page
+    kept = json.loads((tmp_path / "found.json").read_text())["sweeps"]["Wards"][0]["runs"]
+    assert [run["curve"] for run in kept][1] == [[4, 0.3, 0.6], [6, 0.3, 0.7]]
+    picture = (tmp_path / "found.svg").read_text()
+    assert "accuracy after local training" in picture
+    assert "Wards, round: fedper: 2 -, 4 50.0 ± 10.0, 6 65.0 ± 5.0; local: 2 50.0 ± 0.0, 4 -, 6 -." in picture
+    assert picture == Study.read("round", "none", [("Wards", folder)]).picture()
+    CliRunner().invoke(floret, [*command, "--when", "before"], catch_exceptions=False)
+    picture = (tmp_path / "found.svg").read_text()
+    assert "accuracy before local training" in picture
+    assert "fedper: 2 -, 4 25.0 ± 5.0, 6 30.0 ± 0.0" in picture
+
+
+def test_a_table_of_many_rounds_has_every_so_many_and_the_last(tmp_path: Path) -> None:
+    folder = write_curves(tmp_path / "a", ({"seed": 0}, [[i, 0.1, 0.2] for i in range(1, 21)]))
+    assert "| after; round | 2 | 5 | 8 | 11 | 14 | 17 | 20 |" in Study.read("round", "", [("A", folder)]).page()
+
+
+TABLE = Path(__file__).parents[1] / "docs" / "results" / "pfps-lwc-table2.json"
+
+
+def test_a_table_has_a_panel_for_each_of_its_columns(tmp_path: Path) -> None:
+    """The table is one of docs/results."""
+    content = json.loads(TABLE.read_text())
+    chosen = ["--only", "fedper", "--only", "PFPS*", "--only", "β=0.5*", "--only", "β=0.1, P=0.3"]
+    command = ["curve", "round", str(TABLE), f"Again={TABLE}", *chosen, "-o", str(tmp_path / "found")]
+    page = CliRunner().invoke(floret, command, catch_exceptions=False).output
+    columns = ["β=0.1, P=0.3", "β=0.5, P=0.3", "β=0.5, P=0.5", "β=0.5, P=0.7"]
+    headings = [line[3:] for line in page.splitlines() if line.startswith("## ")]
+    assert headings == [*columns, *(f"Again: {column}" for column in columns)]
+    last = [
+        100 * run["curve"][-1][2]
+        for run in content["runs"]
+        if (run["row"], run["column"], run["status"]) == ("FedPer", "β=0.5, P=0.7", "done")
+    ]
+    assert len(last) == 3
+    of_column = page[page.index("## β=0.5, P=0.7") :]
+    assert f"| {sum(last) / 3:.1f} ± " in next(line for line in of_column.splitlines() if line.startswith("| `FedPer`"))
+    assert "- `pfps-lwc-table2.json, β=0.5, P=0.7`" in of_column
+    svg = (tmp_path / "found.svg").read_text()
+    assert 'viewBox="0 0 1200 1020"' in svg
+    ElementTree.fromstring(svg)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        (["A={sweep}"], "{sweep}/sweep.json: has no curves; give its floret sweep again, which makes no run again"),
+        (["{table}", "--only", "FedPre"], "--only 'FedPre': no row or column with runs has this name (did you mean 'F"),
+        (["A={sweep}", "--only", "x"], "--only 'x': chooses rows and columns of tables; there is none"),
+        (["A={none}"], "{none}: has no run that is done, or is not there; name a file that floret reproduce wrote"),
+        (["A={no_table}"], "{no_table}: is not of this version's format; name a file that floret reproduce wrote"),
+        (["A={no_curve}"], "{no_curve}/sweep.json: is not the sweep.json of a sweep (an accuracy is no number)"),
+        (["{none}"], "{none}: must be like '10 clients=sweeps/ten'"),
+    ],
+)
+def test_what_has_no_curves_is_refused(tmp_path: Path, arguments: list[str], wrong: str) -> None:
+    places = {
+        "sweep": write_sweep(tmp_path / "sweep", {"seed": 0}),
+        "table": TABLE,
+        "none": tmp_path / "none.json",
+        "no_table": tmp_path / "no.json",
+        "no_curve": write_curves(tmp_path / "c", ({"seed": 0}, [[1, "x", 0.5]])),
+    }
+    places["no_table"].write_text("{}")
+    command = ["curve", "round", *(text.format(**places) for text in arguments), "-o", str(tmp_path / "x")]
+    result = CliRunner().invoke(floret, command)
+    assert isinstance(result.exception, FloretError)
+    assert str(result.exception).startswith(wrong.format(**places))

@@ -828,6 +828,18 @@ def swept(tmp_path: Path, engine: WritingEngine, *grids: str, same: str = 'metho
         return CliRunner().invoke(floret, grid)
 
 
+def test_a_sweep_keeps_the_curves_of_its_runs(tmp_path: Path) -> None:
+    assert swept(tmp_path, WritingEngine()).exit_code == 0
+    entries = json.loads((tmp_path / "sweep.json").read_text())["runs"]
+    for entry in entries:
+        ((number, before, after),) = entry["curve"]
+        assert number == 1
+        assert before == pytest.approx(entry["summary"]["before"], abs=1e-4)
+        assert after == pytest.approx(entry["summary"]["test"], abs=1e-4)
+    drawn = CliRunner().invoke(floret, ["curve", "round", f"A={tmp_path}", "-o", str(tmp_path / "x")])
+    assert "| after; round | 1 |" in drawn.output
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
