@@ -1,6 +1,7 @@
 """Build a run's strategy and model from its config, and check them: on the server, and by ``floret`` before a run."""
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ import torch
 import data
 from common.config import RunConfig
 from common.errors import ConfigError
+from common.privacy.calibration import check_first_round
 from common.seeds import torch_generator
 from models import batch_norm_names, build_model, count_values, head_layers
 from results.rundir import check_writable, place_to_resume
@@ -57,7 +59,7 @@ def build_strategy(
 
 
 def check_setup(config: RunConfig, kind: type[FloretStrategy], parameters: Any, clients: int | None) -> list[str]:
-    """Check everything that needs no clients: data, partition, model, method, that there is a run to resume.
+    """Check everything that needs no clients: data, partition, model, method, privacy, that there is a run to resume.
 
     Args:
         config, kind, parameters: as ``read_config`` returns them.
@@ -70,6 +72,9 @@ def check_setup(config: RunConfig, kind: type[FloretStrategy], parameters: Any, 
         FloretError: one line that names the key or the file, and what would be right.
     """
     data.check(config, files=clients is not None)
+    # Whoever starts a run of nodes that add the noise themselves need not have what computes its costs.
+    if config.privacy.unit == "client" and find_spec("opacus"):
+        check_first_round(config)
     if clients is None:
         config.check_classes_are_given()
         return []

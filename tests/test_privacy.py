@@ -1209,6 +1209,20 @@ def test_more_noise_may_be_demanded_than_the_number_of_examples_gets(tmp_path: P
     assert "min-noise = 25, and this run adds 24 times" in site.refusal(privacy__noise=24.0, **keys)
 
 
+@pytest.mark.parametrize("where", ["node", "server"])
+def test_a_budget_that_is_less_than_a_round_is_refused_before_the_first(tmp_path: Path, where: str) -> None:
+    keys: dict[str, Any] = {**CLIENT, "method": "fedper", "privacy__noise": 4.0, "privacy__where": where}
+    keys["round_timeout"] = 20.0  # nobody joins such a run
+    one = epsilon_of([Release(4.0, 1.0, 1)], 1e-5)
+    wrong = rf"^privacy\.epsilon = {one - 0.1:g}: with privacy\.noise = 4 a round costs {one:.4g}; take a larger one"
+    with pytest.raises(ConfigError, match=wrong):
+        federate(tmp_path, rounds=6, **keys, privacy__epsilon=one - 0.1)
+    with pytest.raises(ConfigError, match=r"^privacy\.epsilon = 1e-05: no noise is enough for it in 6 rounds"):
+        federate(tmp_path, rounds=6, **(keys | {"privacy__noise": 0.0}), privacy__epsilon=1e-5)
+    assert not list(tmp_path.glob("*/history.jsonl"))
+    assert len(federate(tmp_path, rounds=6, **keys, privacy__epsilon=one + 1e-6).history) == 1
+
+
 def test_a_run_ends_at_its_budget_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     keys: dict[str, Any] = {**CLIENT, "method": "fedper", "privacy__noise": 4.0}
     three = epsilon_of([Release(4.0, 1.0, 3)], 1e-5)

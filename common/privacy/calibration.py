@@ -33,6 +33,21 @@ def noise_of_clients(config: RunConfig) -> float:
     return calibrated_noise(config, rate_of_clients(config), config.rounds)
 
 
+def check_first_round(config: RunConfig) -> None:
+    """Check that a run that protects whole clients has enough for its first round.
+
+    Raises:
+        ConfigError: as of ``calibrated_noise``, or a round costs more than ``privacy.epsilon``.
+    """
+    privacy = config.privacy
+    cost = epsilon_spent(privacy, [Release(noise_of_clients(config), rate_of_clients(config), 1)])
+    if privacy.epsilon and cost > privacy.epsilon:
+        raise ConfigError(
+            f"privacy.epsilon = {privacy.epsilon:g}: with privacy.noise = {privacy.noise:g} a round costs {cost:.4g}; "
+            "take a larger one, more noise, or privacy.noise = 0, which calibrates it"
+        )
+
+
 def calibrated_noise(config: RunConfig, rate: float, steps: int, *beside: Release) -> float:
     """Return ``privacy.noise``, or if that is 0 the noise with which a whole run costs ``privacy.epsilon``.
 
