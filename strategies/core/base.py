@@ -276,6 +276,7 @@ class FloretStrategy(Method, Strategy):
         if self.relays and not arrays:
             sent = "each is sent what others have published"
         log.info("%s: %d clients, %s", self.config.method, len(self.roster), sent)
+        log.info("Accuracies are means over clients ± their standard deviation")
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
