@@ -77,8 +77,8 @@ class Panel:
         }
         if key == ROUND:
             for values in in_order.values():
-                most = max(map(len, values.values()))
-                for value in [value for value, each in values.items() if len(each) < most]:
+                seeds = set().union(*values.values())
+                for value in [value for value, each in values.items() if len(each) < len(seeds)]:
                     del values[value]
         return cls(name, in_order)
 
@@ -211,6 +211,8 @@ class Study:
                 sweeps.setdefault(heading, []).append(source.kept)
         panels = tuple(Panel.of(name, key, each) for name, each in runs.items())
         for panel in panels:
+            if key == ROUND and not panel.values:
+                raise FloretError(f"{panel.name}: has no round in which all seeds of a line measured every client")
             if all(value is None for value in panel.values):
                 every = (keys.items() for _, keys, _ in runs[panel.name])
                 had = dict.fromkeys(

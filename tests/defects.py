@@ -6644,7 +6644,7 @@ DEFECTS: list[Defect] = [
         "results/curve.py",
         (
             "curve: a mean over rounds is of some of the seeds",
-            "if len(each) < most]:",
+            "if len(each) < len(seeds)]:",
             "if len(each) < 1]:",
             "test_curve.py::test_accuracy_over_rounds_is_of_those_that_all_seeds_have",
         ),

@@ -351,6 +351,7 @@ def test_a_table_has_a_panel_for_each_of_its_columns(tmp_path: Path) -> None:
         (["A={no_table}"], "{no_table}: is not of this version's format; name a file that floret reproduce wrote"),
         (["A={no_curve}"], "{no_curve}/sweep.json: is not the sweep.json of a sweep (an accuracy is no number)"),
         (["{none}"], "{none}: must be like '10 clients=sweeps/ten'"),
+        (["A={apart}"], "A: has no round in which all seeds of a line measured every client"),
     ],
 )
 def test_what_has_no_curves_is_refused(tmp_path: Path, arguments: list[str], wrong: str) -> None:
@@ -359,6 +360,7 @@ def test_what_has_no_curves_is_refused(tmp_path: Path, arguments: list[str], wro
         "table": TABLE,
         "none": tmp_path / "none.json",
         "no_table": tmp_path / "no.json",
+        "apart": write_curves(tmp_path / "d", ({"seed": 0}, [[1, 0.1, 0.2]]), ({"seed": 1}, [[2, 0.1, 0.2]])),
         "no_curve": write_curves(tmp_path / "c", ({"seed": 0}, [[1, "x", 0.5]])),
     }
     places["no_table"].write_text("{}")
