@@ -6606,7 +6606,7 @@ DEFECTS: list[Defect] = [
             "a node does not look at the headers of its images",
             "        check_images(find_images(part, [class_name(folder) for folder in class_folders(part)]).files)",
             "        find_images(part, [class_name(folder) for folder in class_folders(part)])",
-            "test_data_images.py::test_a_node_does_not_wait_with_an_image_that_no_run_could_use",
+            "tests/test_data_images.py::test_a_node_does_not_wait_with_an_image_that_no_run_could_use",
         ),
     ),
     *_of(
@@ -6616,7 +6616,7 @@ DEFECTS: list[Defect] = [
             "what hinders every run is said once for each",
             "        raise FloretError(reason)\n",
             "        pass\n",
-            "test_experiments.py::test_what_hinders_every_run_is_said_once",
+            "tests/test_experiments.py::test_what_hinders_every_run_is_said_once",
         ),
     ),
     *_of(
@@ -6626,7 +6626,7 @@ DEFECTS: list[Defect] = [
             "a run config that cannot be read: the pair is not named",
             "cannot be read ({wrong or error})",
             "cannot be read ({error})",
-            "test_config.py::test_the_pair_that_cannot_be_read_is_named",
+            "tests/test_config.py::test_the_pair_that_cannot_be_read_is_named",
         ),
     ),
     *_of(
@@ -6636,7 +6636,7 @@ DEFECTS: list[Defect] = [
             "a key without its method's name is not looked for",
             'hint = _in_tables(key, str(values.get("method", "")), known) or nearest',
             "hint = nearest",
-            "test_config.py::test_a_key_without_its_methods_name_is_found",
+            "tests/test_config.py::test_a_key_without_its_methods_name_is_found",
         ),
     ),
     *_of(
@@ -6646,7 +6646,7 @@ DEFECTS: list[Defect] = [
             "curve: a mean over rounds is of some of the seeds",
             "if len(each) < len(seeds)]:",
             "if len(each) < 1]:",
-            "test_curve.py::test_accuracy_over_rounds_is_of_those_that_all_seeds_have",
+            "tests/test_curve.py::test_accuracy_over_rounds_is_of_those_that_all_seeds_have",
         ),
     ),
     *_of(
@@ -6656,7 +6656,7 @@ DEFECTS: list[Defect] = [
             "curve: before local training is drawn as after",
             "        return MEASURES[self.when]",
             '        return MEASURES["after"]',
-            "test_curve.py::test_accuracy_over_rounds_is_of_those_that_all_seeds_have",
+            "tests/test_curve.py::test_accuracy_over_rounds_is_of_those_that_all_seeds_have",
         ),
     ),
     *_of(
@@ -6666,7 +6666,7 @@ DEFECTS: list[Defect] = [
             "a budget below one round is not refused",
             "        check_first_round(config)\n",
             "        pass\n",
-            "test_privacy.py::test_a_budget_that_is_less_than_a_round_is_refused_before_the_first",
+            "tests/test_privacy.py::test_a_budget_that_is_less_than_a_round_is_refused_before_the_first",
         ),
     ),
 ]
