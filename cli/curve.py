@@ -44,13 +44,15 @@ def curve(key: str, places: tuple[str, ...], without: str, when: str, only: tupl
 
     Each NAME is a panel, FOLDER what `floret sweep` wrote; several may have the same NAME. A line is a combination of
     the other keys of the grid, mean and standard deviation over seeds. A sweep that does not vary KEY, such as one
-    without privacy, gives points beside the lines. Over rounds a place may also be FILE.json or NAME=FILE.json, which
-    `floret reproduce` wrote: a panel for each column, a line for each row.
+    without privacy, gives points beside the lines. Over rounds FOLDER may also be a run directory, or the name of one
+    in the folder of runs; and a place FILE.json or NAME=FILE.json, which `floret reproduce` wrote: a panel for each
+    column, a line for each row.
     """
     from common.extras import require
 
     require("matplotlib", "server", "floret curve")
     from results.curve import Study
+    from results.rundir import folder_of_runs, named_run
 
     if not output.name or output.is_dir():
         raise FloretError(f"--output {output}: must be the name of files without their endings, such as found/curve")
@@ -66,7 +68,7 @@ def curve(key: str, places: tuple[str, ...], without: str, when: str, only: tupl
             name, place = "", text
         elif not (name and equals and place and name.isprintable()):
             raise FloretError(f"{text}: must be like '10 clients=sweeps/ten', a heading and a sweep's folder")
-        named.append((name, Path(place)))
+        named.append((name, named_run(Path(place), folder_of_runs(""))))
     study = Study.read(key, without, named, when=when, only=only)
     output.parent.mkdir(parents=True, exist_ok=True)
     for path in study.write(output):

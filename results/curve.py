@@ -6,32 +6,29 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, pstdev
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from markupsafe import escape
 
 from common.config import one_of
-from common.durable import read_plain, write_whole
+from common.durable import write_whole
 from common.errors import FloretError, printable
+from results.curve_sources import MEASURES, ROUND, Point, Source, of_runs, of_sweep, of_table, runs_of_table
 from results.experiment import selected
-from results.history import is_number, whole
-from results.measured import ENVIRONMENT, LARGEST, MeasuredRun, loaded
+from results.history import is_number
 from results.report_charts import MUTED, SETTINGS, painted, style
-from results.sweep import markdown, unread
+from results.run import Run, read_run
+from results.sweep import markdown
 from results.tables import environment_notes
 from results.text import percent_over_runs, plain
 
-# KEY for accuracy over rounds, which no run config has.
-ROUND = "round"
 _PANEL, _HEIGHT, _BESIDE = 400, 340, 3  # px of a panel; how many stand beside each other
 _MOST_ROUNDS = 8  # in a table
-_FIRST_ROUND = "A line begins with the first round by which every client, in all seeds, was measured."
+_OF_ROUNDS = (
+    "A line begins with the first round by which every client, in all seeds, was measured; before training it may be "
+    "of those alone that train in the round."
+)
 _MOST_MISSING = 20  # runs that are named
-_LONGEST = 100_000  # characters of the keys of a sweep
-MEASURES = {"after": "test", "before": "before", "worst decile": "worst_decile"}
-Point = tuple[Path, Mapping[str, Any], Mapping[str, Any]]
-# Of one machine, and no part of what was run.
-_PATHS = re.compile(r"""(?<![\w.-])(data-dir|output-dir|resume|tracker)\s*=\s*("[^"]*"|'[^']*')\s*""")
 Summary = Mapping[str, Any]
 
 
@@ -117,40 +114,16 @@ class Panel:
         return f"over seeds, not the same ones for all points: {'; '.join(parts)}"
 
 
-class _Cell(NamedTuple):
-    """A run of a table."""
-
-    row: str
-    column: str
-    run: MeasuredRun
-
-
-class _Source(NamedTuple):
-    """What a panel gets from a sweep, or from a column of a table.
-
-    Attributes:
-        runs: what was measured; over rounds each of them.
-        unfinished: the keys of runs that no sweep has finished.
-        about: of each run that says it.
-        kept: what the study keeps of it.
-    """
-
-    runs: Sequence[Point]
-    unfinished: Sequence[Mapping[str, Any]]
-    about: Sequence[Mapping[str, Any]]
-    kept: Mapping[str, Any]
-
-
 @dataclass(frozen=True)
 class Study:
-    """Sweeps over one key, or sweeps and tables over rounds.
+    """Sweeps over one key, or sweeps, tables and single runs over rounds.
 
     Attributes:
         key: the key of the horizontal axis, or ``ROUND``.
         without: what the place of sweeps without the key is called.
         panels: in order.
-        sweeps: what they were read from: by panel, each sweep.json without what a run says of itself, and of a table
-            its rows.
+        sweeps: what they were read from: by panel, each sweep.json without what a run says of itself, the rows of
+            tables, and runs.
         about: of each run that says it, from which npz file, of which digest, with which commit, machine and versions
             it was made.
         missing: by panel, the keys of each run of the grids that no sweep has finished.
@@ -175,9 +148,10 @@ class Study:
         when: str = "after",
         only: Sequence[str] = (),
     ) -> Self:
-        """Return the study of sweeps' folders and, over rounds, files of tables, each with the name of its panel.
+        """Return the study of sweeps' folders and, over rounds, files of tables and run directories.
 
-        A table has a panel for each of its columns, with the name before that of the column if it is not empty.
+        Each has the name of its panel. A table has a panel for each of its columns, with the name before that of the
+        column if it is not empty.
 
         Args:
             key: the key, or ``ROUND``.
@@ -191,7 +165,7 @@ class Study:
         """
         if key == "seed":
             raise FloretError("KEY seed: a point is the mean over seeds; name another key of the grid")
-        tables = {place: _cells(place) for _, place in places if place.suffix == ".json"} if key == ROUND else {}
+        tables = {place: runs_of_table(place) for _, place in places if place.suffix == ".json"} if key == ROUND else {}
         if only and not tables:
             raise FloretError(f"--only {only[0]!r}: chooses rows and columns of tables; there is none")
         chosen = dict(zip(tables, selected(list(tables.values()), only), strict=True))
@@ -199,16 +173,21 @@ class Study:
         sweeps: dict[str, list[Mapping[str, Any]]] = {}
         about: list[Mapping[str, Any]] = []
         unfinished: dict[str, list[Mapping[str, Any]]] = {}
+        alone: dict[str, list[Run]] = {}
+        sources: list[tuple[str, Source]] = []
         for name, place in places:
             if place in chosen:
-                found = _of_table(name, place, chosen[place])
+                sources += of_table(name, place, chosen[place]).items()
+            elif key == ROUND and (place / "config.json").is_file():
+                alone.setdefault(name, []).append(read_run(place))
             else:
-                found = {name: _of_sweep(place / "sweep.json", over_rounds=key == ROUND)}
-            for heading, source in found.items():
-                runs.setdefault(heading, []).extend(source.runs)
-                unfinished.setdefault(heading, []).extend(source.unfinished)
-                about += source.about
-                sweeps.setdefault(heading, []).append(source.kept)
+                sources.append((name, of_sweep(place / "sweep.json", over_rounds=key == ROUND)))
+        sources += ((name, of_runs(each)) for name, each in alone.items())
+        for name, source in sources:
+            runs.setdefault(name, []).extend(source.runs)
+            unfinished.setdefault(name, []).extend(source.unfinished)
+            about += source.about
+            sweeps.setdefault(name, []).append(source.kept)
         panels = tuple(Panel.of(name, key, each) for name, each in runs.items())
         for panel in panels:
             if key == ROUND and not panel.values:
@@ -253,7 +232,7 @@ class Study:
         parts = [f"# {self._title}", *notes]
         for panel in self.panels:
             spread = f"mean ± standard deviation (population) {panel.seeds(self._shown)}"
-            note = f" {_FIRST_ROUND}" if self.key == ROUND else ""
+            note = f" {_OF_ROUNDS}" if self.key == ROUND else ""
             parts.append(f"## {panel.name}\n\nAccuracy on the test split in percent, {spread}.{note}")
             parts.append("\n".join(f"- `{' '.join(self._keys(sweep))}`" for sweep in self.sweeps[panel.name]))
             if missing := self.missing[panel.name]:
@@ -354,7 +333,7 @@ class Study:
 
     @staticmethod
     def _keys(sweep: Mapping[str, Any]) -> list[str]:
-        parts = (sweep.get("table"), sweep.get("run-config"), sweep.get("federation-config"))
+        parts = (sweep.get("read"), sweep.get("run-config"), sweep.get("federation-config"))
         return [*sweep.get("grid", ()), *filter(None, parts)]
 
     def _says(self, panel: Panel) -> str:
@@ -370,90 +349,6 @@ class Study:
 
     def _shown(self, value: float | None) -> str:
         return self.without if value is None else plain(value)
-
-
-def _of_sweep(file: Path, *, over_rounds: bool) -> _Source:
-    """Read a sweep.json.
-
-    Raises:
-        FloretError: it cannot be read, or is of a version that kept no curves where they are wanted.
-    """
-    try:
-        sweep = json.loads(read_plain(file, LARGEST))
-        done = [run for run in sweep["runs"] if run["summary"]]
-        failed = [dict(run["keys"]) for run in sweep["runs"] if not run["summary"]]
-        grid = [printable(each, _LONGEST) for each in sweep.get("grid", ())]
-        configs = {part: sweep.get(part, "") for part in ("run-config", "federation-config")}
-        if not all(isinstance(text, str) for text in configs.values()):
-            raise TypeError("a config is no text")
-        told = [run["about"] for run in sweep["runs"] if "about" in run]
-        about = [
-            {part: each[part] for part in ENVIRONMENT} | {part: each.get(part) for part in ("file", "digest")}
-            for each in told
-        ]
-        environment_notes(about)
-        found: list[Point] = []
-        for run in done:
-            keys = _keys_and_seed(run)
-            if not over_rounds:
-                found.append((file, keys, run["summary"]))
-            elif "curve" in run:
-                found += _points(file, keys, run["curve"])
-            else:
-                raise FloretError(f"{file}: has no curves; give its floret sweep again, which makes no run again")
-        if not all(s[m] is None or is_number(s[m]) for _, _, s in found for m in MEASURES.values()):
-            raise ValueError("an accuracy is no number")
-    except OSError as error:
-        raise FloretError(unread(file, error)) from error
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
-        raise FloretError(f"{file}: is not the sweep.json of a sweep ({error})") from error
-    parts = ("keys", "summary", "curve") if over_rounds else ("keys", "summary")
-    same = configs | {"run-config": _PATHS.sub("", configs["run-config"])}
-    texts = {part: printable(text, _LONGEST) for part, text in same.items()}
-    kept = {**sweep, "grid": grid, **texts, "runs": [{part: run[part] for part in parts} for run in done]}
-    return _Source(found, failed, about, kept)
-
-
-def _cells(file: Path) -> list[_Cell]:
-    """Return the runs of a table that are done.
-
-    Raises:
-        FloretError: the file is none that ``floret reproduce`` wrote.
-    """
-    runs = loaded(file, advice="name a file that floret reproduce wrote")[1]
-    if not runs:
-        raise FloretError(f"{file}: has no run that is done, or is not there; name a file that floret reproduce wrote")
-    return [_Cell(str(entry["row"]), str(entry["column"]), run) for entry, run in runs]
-
-
-def _of_table(name: str, file: Path, cells: Sequence[_Cell]) -> dict[str, _Source]:
-    """Return what the columns of a table give, by the names of their panels."""
-    found: dict[str, _Source] = {}
-    for column in dict.fromkeys(cell.column for cell in cells):
-        runs = [(cell.row, cell.run) for cell in cells if cell.column == column]
-        points, kept = list[Point](), list[Any]()
-        for row, run in runs:
-            seed = run.about["config"]["seed"]
-            points += _points(file, {"method": row, "seed": seed}, run.curve)
-            kept.append({"row": row, "seed": seed, "curve": run.curve})
-        panel = printable(f"{name}: {column}" if name else column)
-        table = {"table": printable(f"{file.name}, {column}"), "runs": kept}
-        found[panel] = _Source(points, (), [run.about for _, run in runs], table)
-    return found
-
-
-def _points(file: Path, keys: Mapping[str, Any], curve: Iterable[Sequence[Any]]) -> list[Point]:
-    """Return a run's rounds: number, accuracy before and after local training."""
-    return [
-        (file, {**keys, ROUND: whole(number)}, {"before": before, "test": after, "worst_decile": None})
-        for number, before, after in curve
-    ]
-
-
-def _keys_and_seed(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a run of a sweep, and its seed if it was none of them."""
-    config = run.get("about", {}).get("config", {})
-    return {**({"seed": config["seed"]} if "seed" in config else {}), **run["keys"]}
 
 
 def _style(number: int) -> dict[str, Any]:

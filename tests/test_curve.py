@@ -12,6 +12,8 @@ from click.testing import CliRunner
 from cli.main import floret
 from common.errors import FloretError
 from results.curve import Study
+from results.run import read_run
+from tests.test_report import make_run
 
 KEY = "privacy.epsilon"
 SAME = 'data-dir="/a folder" model="mlp"'
@@ -308,6 +310,33 @@ def test_accuracy_over_rounds_is_of_those_that_all_seeds_have(tmp_path: Path) ->
     picture = (tmp_path / "found.svg").read_text()
     assert "accuracy before local training" in picture
     assert "fedper: 2 -, 4 25.0 ± 5.0, 6 30.0 ± 0.0" in picture
+
+
+def test_runs_of_their_own_are_lines_by_method_and_what_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLORET_HOME", str(tmp_path))
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    for name, method, level, keys in (
+        ("a", "fedper", 0.9, {"seed": 0}),
+        ("b", "fedper", 0.8, {"seed": 1}),
+        ("c", "fedper", 0.7, {"seed": 0, "lr": 0.1}),
+        ("d", "pfakd", 0.6, {"seed": 0}),
+    ):
+        make_run(folder / name, method=method, rounds=4, level=level, **keys)
+    places = [f"Mine={folder / 'a'}", "Mine=b", "Mine=c", f"Mine={folder / 'd'}"]
+    output = ["-o", str(tmp_path / "found")]
+    page = CliRunner().invoke(floret, ["curve", "round", *places, *output], catch_exceptions=False).output
+    rows = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| `")]
+    assert rows[:3] == ["| `fedper, lr=0.01`", "| `fedper, lr=0.1`", "| `pfakd, lr=0.01`"]
+    assert "over seeds, not the same ones for all points: `fedper, lr=0.01` 0, 1; `fedper, lr=0.1` 0; `pfakd" in page
+    assert "- `a, b, c, d`" in page
+    last = [read_run(folder / name).figures.after.mean or 0.0 for name in ("a", "b")]
+    shown = page[page.index("| `fedper, lr=0.01`") :].splitlines()[0]
+    assert shown.endswith(f"| {50 * sum(last):.1f} ± {50 * (last[0] - last[1]):.1f} |")
+    twice = CliRunner().invoke(floret, ["curve", "round", "Mine=a", "Mine=a", *output])
+    assert str(twice.exception).endswith("runs/a: Mine: two runs of fedper have round = 1 and seed 0")
 
 
 def test_a_table_of_many_rounds_has_every_so_many_and_the_last(tmp_path: Path) -> None:
