@@ -24,7 +24,8 @@ def read_inputs(
         source: an npz with the array x and perhaps y, an image, a folder that has images, or for a model of word ids a
             ``.txt`` with a text on each line.
         config: the run config that the model was trained under; images are resized to its ``image-size``.
-        shape, dtype: what the model takes; images are converted to its channels.
+        shape, dtype: what the model takes; images are converted to its channels, but colour to grey only if the run
+            config says so.
 
     Raises:
         DataError: there is nothing of that kind, or it cannot be read.
@@ -55,7 +56,12 @@ def read_inputs(
     else:
         x, y = _arrays(source, words)
         return [str(i) for i in range(len(x))], x, y
-    return files, read_images(files, Form(config.image_size, shape[0]), mixed=False), None
+    # Converted to grey only if that was done in training, too; to colour nothing is lost.
+    channels = 0 if shape[0] == 1 and not config.image_channels else shape[0]
+    images = read_images(files, Form(config.image_size, channels), mixed=True)
+    if not channels and len(images[0]) > 1:
+        raise DataError(f"{source}: has images in colour, and the model was trained on grey ones; convert them")
+    return files, images, None
 
 
 def _arrays(source: Path, words: bool) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64] | None]:

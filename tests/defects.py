@@ -6669,6 +6669,16 @@ DEFECTS: list[Defect] = [
             "tests/test_privacy.py::test_a_budget_that_is_less_than_a_round_is_refused_before_the_first",
         ),
     ),
+    *_of(
+        "data",
+        "data/inputs.py",
+        (
+            "an image in colour is answered by a model of grey ones",
+            "    channels = 0 if shape[0] == 1 and not config.image_channels else shape[0]",
+            "    channels = shape[0]",
+            "tests/test_data_images.py::test_a_model_of_grey_images_answers_no_image_in_colour_unless_the_run_converted_them",
+        ),
+    ),
 ]
 
 

@@ -665,6 +665,22 @@ def test_a_node_does_not_wait_with_an_image_that_no_run_could_use(tmp_path, name
     assert message(data.check_own, tmp_path).startswith(f"{path}: {wrong}")
 
 
+def test_a_model_of_grey_images_answers_no_image_in_colour_unless_the_run_converted_them(tmp_path):
+    def read_for(channels, **keys):
+        return data.read_inputs(tmp_path, config(**keys), (channels, 6, 5), "uint8")[1]
+
+    first = save(tmp_path / "0.png", grey())
+    assert np.array_equal(read_for(1), first[None, None])
+    assert np.array_equal(read_for(3), np.stack([first] * 3)[None])
+    save(tmp_path / "1.png", colour())
+    with pytest.raises(
+        DataError, match=f"^{tmp_path}: has images in colour, and the model was trained on grey ones; c"
+    ):
+        read_for(1)
+    assert read_for(1, image_channels=1).shape == (2, 1, 6, 5)
+    assert read_for(3).shape == (2, 3, 6, 5)
+
+
 def test_more_than_eight_bits_are_not_cut_off(tmp_path):
     for dtype, name, mode in ((np.uint16, "a.png", "I;16"), (np.int32, "b.tif", "I"), (np.float32, "c.tif", "F")):
         save(tmp_path / name, np.full((4, 4), 4000, dtype))
