@@ -34,6 +34,7 @@ CLASS_FILE = "classes.txt"
 # Only these are tried, whatever the file's name: some of Pillow's other formats run external programs.
 _FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _GREY = ("1", "L", "LA")
+_MOST_CHECKED = 10_000
 # What a part of a pool is called elsewhere; none of these is a class if it has class folders.
 _PARTS = ("train", "training", "test", "testing", "val", "valid", "validation")
 
@@ -240,11 +241,13 @@ def read_images(files: Sequence[str], form: Form, *, mixed: bool) -> npt.NDArray
 def check_images(files: Sequence[str]) -> None:
     """Check what the headers of images tell: that they can be opened, and have at most 8 bits a channel.
 
+    Of very many files those at equal distances are looked at: on a slow disk each takes some milliseconds.
+
     Raises:
         DataError: names the first that cannot be used.
     """
     with _strict():
-        for file in files:
+        for file in files[:: -(-len(files) // _MOST_CHECKED)]:
             with _opened(file):
                 pass
 

@@ -665,6 +665,15 @@ def test_a_node_does_not_wait_with_an_image_that_no_run_could_use(tmp_path, name
     assert message(data.check_own, tmp_path).startswith(f"{path}: {wrong}")
 
 
+def test_of_very_many_images_a_node_looks_at_some(tmp_path, monkeypatch):
+    monkeypatch.setattr("data.images._MOST_CHECKED", 2)
+    save_node(tmp_path, {"cat": 2, "dog": 2}, {"cat": 1, "dog": 1})
+    (tmp_path / "train" / "cat" / "01.png").write_bytes(b"")
+    data.check_own(tmp_path)
+    (tmp_path / "train" / "dog" / "00.png").write_bytes(b"")
+    assert message(data.check_own, tmp_path).startswith(f"{tmp_path}/train/dog/00.png: cannot be decoded")
+
+
 def test_a_model_of_grey_images_answers_no_image_in_colour_unless_the_run_converted_them(tmp_path):
     def read_for(channels, **keys):
         return data.read_inputs(tmp_path, config(**keys), (channels, 6, 5), "uint8")[1]
