@@ -397,3 +397,11 @@ def test_what_has_no_curves_is_refused(tmp_path: Path, arguments: list[str], wro
     result = CliRunner().invoke(floret, command)
     assert isinstance(result.exception, FloretError)
     assert str(result.exception).startswith(wrong.format(**places))
+
+
+def test_the_picture_in_the_docs_is_of_its_table() -> None:
+    """Of the picture its numbers are compared: what matplotlib makes of them differs from version to version."""
+    name = "{http://www.w3.org/2000/svg}desc"
+    kept = ElementTree.parse(TABLE.with_name("pfps-lwc-table2-curves.svg")).getroot().findtext(name)
+    now = Study.read("round", "none", [("", TABLE)]).picture()
+    assert kept == ElementTree.fromstring(now).findtext(name)
