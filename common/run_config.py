@@ -13,7 +13,6 @@ from common.errors import ConfigError
 
 # As `flwr run` reads it: pairs of key and value, the value perhaps quoted, separated by white space.
 PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
-
 # What was meant as a text, without its quotes.
 _WORD = re.compile(r"[A-Za-z~/][\w.,:/~+-]*")
 

@@ -268,11 +268,10 @@ class Study:
                 axes.remove()
             for axes in all_axes[:, 0]:
                 axes.set_ylabel(f"accuracy {self.when} local training, %")
-            marks = {"marker": ""} if self.key == ROUND else {}
             handles = [
                 axis
                 for i, name in enumerate(names)
-                for axis in all_axes[0, 0].plot([], [], **_style(i) | marks, label=name)
+                for axis in all_axes[0, 0].plot([], [], **self._style(i), label=name)
             ]
             figure.legend(handles=handles, loc="outside upper left", ncols=min(len(names), 3 * beside))
 
@@ -292,7 +291,7 @@ class Study:
             found = [(value, panel.accuracies(line, value, self._measure)) for value in panel.values]
             shown = [(value, 100 * mean(values), 100 * pstdev(values)) for value, values in found if values]
             rounds, means, spreads = zip(*shown, strict=True) if shown else ((), (), ())
-            how = _style(names.index(line)) | {"marker": ""}
+            how = self._style(names.index(line))
             axes.plot(rounds, means, **how)
             if any(spreads):
                 low, high = ([m + sign * s for m, s in zip(means, spreads, strict=True)] for sign in (-1, 1))
@@ -306,7 +305,7 @@ class Study:
             aside = 0.06 * (names.index(line) - (len(names) - 1) / 2)
             found = {value: [100 * a for a in panel.accuracies(line, value, self._measure)] for value in panel.values}
             shown = {places[value]: values for value, values in found.items() if values}
-            how = _style(names.index(line))
+            how = self._style(names.index(line))
             for x, values in shown.items():
                 spread = pstdev(values)
                 axes.plot(
@@ -325,6 +324,12 @@ class Study:
     @property
     def _measure(self) -> str:
         return MEASURES[self.when]
+
+    def _style(self, number: int) -> dict[str, Any]:
+        """Return how a line looks; over rounds its points are too many for marks."""
+        colour, dashes = style(number)
+        mark = "" if self.key == ROUND else "osD^v"[number % 5]
+        return {"color": colour, "dashes": dashes or (None, None), "marker": mark, "markersize": 5}
 
     def _some(self, values: Sequence[float | None]) -> Sequence[float | None]:
         """Return the values that a table shows; of rounds every so many, and the last."""
@@ -349,8 +354,3 @@ class Study:
 
     def _shown(self, value: float | None) -> str:
         return self.without if value is None else plain(value)
-
-
-def _style(number: int) -> dict[str, Any]:
-    colour, dashes = style(number)
-    return {"color": colour, "dashes": dashes or (None, None), "marker": "osD^v"[number % 5], "markersize": 5}
